@@ -1,0 +1,1 @@
+"""From a log of events to batches of tensors."""

@@ -1,0 +1,190 @@
+"""What a dataset folder holds, and the handle that reads it.
+
+```
+<root>/manifest.json
+<root>/catalog.parquet       one line an item, ordered by row
+<root>/popularity.parquet    bucket, row, count: positives of every user in a span of time
+<root>/requests/day=YYYY-MM-DD/part-*.parquet
+<root>/sequences/part-*.parquet
+<root>/rejected/*.parquet    rejected rows of the log, with the reason
+```
+
+Row 0 of every table is padding and row 1 stands for items that the catalog does not know, so the
+catalog's first item has row 2.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from thawline.errors import DataError
+
+SCHEMA_VERSION = 1
+PADDING_ROW = 0
+UNKNOWN_ROW = 1
+FIRST_ROW = 2
+
+TIERS = ("head", "torso", "tail", "cold")
+"""Names of the values of the catalog's `tier` column, 0 to 3."""
+
+Split = Literal["train", "in_window", "next"]
+SPLITS: tuple[Split, ...] = ("train", "in_window", "next")
+
+
+class Window(BaseModel):
+    """An inclusive span of UTC days."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start: datetime.date
+    end: datetime.date
+
+    def days(self) -> list[datetime.date]:
+        """Every day of the window, in order."""
+        count = (self.end - self.start).days + 1
+        return [self.start + datetime.timedelta(days=offset) for offset in range(count)]
+
+
+class Manifest(BaseModel):
+    """`manifest.json`: what the dataset was made from and what is in it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int
+    data_version: str
+    impressions: bool
+    """True: candidates are the log's impressions. False: each request has one positive."""
+    actions: list[str]
+    """Bit `a` of a history action is `actions[a]`."""
+    context: dict[str, list[str]]
+    """Vocabulary of each context column; code 0 is missing or unseen, code i+1 is value i."""
+    history_length: int
+    bucket_minutes: int
+    pretrain: Window
+    finetune: Window
+    test: Window
+    num_items: int
+    requests: dict[Split, int]
+    requests_by_day: dict[str, int]
+    sequences: dict[Literal["train", "held_out"], int]
+    rejected: dict[str, int]
+    has_oracle: bool
+    """True: requests hold `oracle_<action>`, the true probabilities of a simulated log."""
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The items, as arrays ordered by row; index 0 is row `FIRST_ROW`."""
+
+    item_id: pa.Array
+    """int64 or string, as in the log."""
+    first_seen: np.ndarray
+    """int64 [N]: microseconds since 1970 UTC of the first event of any user."""
+    pretrain_count: np.ndarray
+    """int64 [N]: positives of training users in the pretraining window."""
+    support: np.ndarray
+    """int64 [N]: positives of training users in the fine-tune window."""
+    tier: np.ndarray
+    """int8 [N]: index into `TIERS`, from `support`."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a table over this catalog, padding and unknown included."""
+        return len(self.item_id) + FIRST_ROW
+
+    @classmethod
+    def read(cls, path: Path) -> Catalog:
+        """Reads `catalog.parquet`.
+
+        Raises:
+            DataError: A missing or unreadable file.
+        """
+        table = read_table(path)
+        return cls(
+            item_id=table.column("item_id").combine_chunks(),
+            first_seen=table.column("first_seen").cast(pa.int64()).to_numpy(),
+            pretrain_count=table.column("pretrain_count").to_numpy(),
+            support=table.column("support").to_numpy(),
+            tier=table.column("tier").to_numpy(),
+        )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset folder that has been built."""
+
+    root: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, root: str | Path) -> Dataset:
+        """Opens a dataset folder.
+
+        Raises:
+            DataError: No manifest, one that cannot be read, or one of another schema version.
+        """
+        path = Path(root) / "manifest.json"
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read: {error.strerror}", "build the dataset: `thawline windows`"
+            ) from error
+        except ValueError as error:
+            raise DataError(f"{path} is not JSON: {error}", "build the dataset again") from error
+        version = tree.get("schema_version") if isinstance(tree, dict) else None
+        if version != SCHEMA_VERSION:
+            raise DataError(
+                f"{path} has schema version {version}; this Thawline reads {SCHEMA_VERSION}",
+                "build the dataset again with `thawline windows`",
+            )
+        try:
+            return cls(Path(root), Manifest.model_validate(tree))
+        except ValidationError as error:
+            raise DataError(f"{path} is damaged: {error}", "build the dataset again") from error
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The items."""
+        return Catalog.read(self.root / "catalog.parquet")
+
+    def request_files(self, split: Split) -> list[Path]:
+        """Part files of the days of a split, ordered by day and name.
+
+        The files of the fine-tune window serve both `train` and `in_window`: the column
+        `held_out` tells their requests apart. `next` takes the requests that are not held out.
+        """
+        window = self.manifest.test if split == "next" else self.manifest.finetune
+        files: list[Path] = []
+        for day in window.days():
+            files += sorted((self.root / "requests" / f"day={day}").glob("part-*.parquet"))
+        return files
+
+    def sequence_files(self) -> list[Path]:
+        """Part files of the pretraining sequences, in order."""
+        return sorted((self.root / "sequences").glob("part-*.parquet"))
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Reads one Parquet file whole.
+
+    Raises:
+        DataError: A missing, truncated or corrupt file; the message names it.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read(columns=columns)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(
+            f"{path} cannot be read as Parquet: {error}", "write or build the file again"
+        ) from error
