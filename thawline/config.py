@@ -261,7 +261,6 @@ class Model(Section):
     context_dim: Count = 8
     pairwise_weight: Annotated[float, Field(ge=0.0)] = 0.5
     contrastive_weight: Annotated[float, Field(ge=0.0)] = 0.5
-    contrastive_negatives: Count = Field(128, description="In-batch negatives of a step.")
     temperature: Positive = 0.1
 
     @model_validator(mode="after")
@@ -302,6 +301,10 @@ class Finetune(Section):
     prefetch_batches: Count = Field(4, description="Batches prepared ahead by the reader.")
     shuffle_groups: Count = Field(
         16, description="Row groups read together and shuffled as one buffer."
+    )
+    group_by_length: bool = Field(
+        False,
+        description="true: batches hold requests of similar history length, which saves padding.",
     )
 
 
