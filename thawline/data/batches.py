@@ -1,29 +1,42 @@
-"""Batches of requests and of pretraining sequences: Parquet to padded tensors.
+"""Batches of requests: Parquet to padded tensors.
 
-One background thread reads, shuffles and pads (`background`, `row_groups`, `ragged`); negatives of
-logs without impressions come from `negatives`.
+One background thread reads, shuffles and pads (`background`, `epochs`, `row_groups`, `ragged`);
+negatives of logs without impressions come from `negatives`. Batches of pretraining sequences live
+in `sequences` and can be imported from here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from thawline.data.background import Cancelled, run_ahead
-from thawline.data.manifest import FIRST_ROW, PADDING_ROW, Dataset, Split
+from thawline.data.epochs import Epochs
+from thawline.data.manifest import PADDING_ROW, Dataset, Split
 from thawline.data.negatives import NegativeSampler
-from thawline.data.ragged import Ragged, Rows
-from thawline.data.row_groups import RowGroups, cut_batches
-from thawline.errors import DataError
+from thawline.data.popularity import log_shares
+from thawline.data.ragged import WIDTH_MULTIPLE, Rows
+from thawline.data.row_groups import RowGroups, decode_lists
+from thawline.data.sequences import SequenceBatch, SequenceReader
 
-WIDTH_MULTIPLE = 8
-"""Histories and sequences are padded to a multiple of this, so that few shapes occur."""
+__all__ = [
+    "WIDTH_MULTIPLE",
+    "Batch",
+    "RequestReader",
+    "SequenceBatch",
+    "SequenceReader",
+    "padded_width",
+]
+
+
+def padded_width(length: int) -> int:
+    """The width to which a history or sequence of `length` items is padded at most."""
+    return -(-length // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -44,12 +57,13 @@ class Batch:
     """int64 [B, L]: bit `a` is `manifest.actions[a]`."""
     history_age: Tensor
     """float32 [B, L]: hours between the event and the request."""
-    history_log_q: Tensor
-    """float32 [B, L]: log of the row's share of training positives, one added to each count."""
     candidate_row: Tensor
     """int64 [B, C]."""
     candidate_mask: Tensor
     """bool [B, C]: False at padding and where no negative could be drawn."""
+    candidate_log_q: Tensor
+    """float32 [B, C]: log of the row's share of training positives, one added to each count; 0
+    at padding."""
     labels: Tensor
     """float32 [B, C, A]: 0 or 1; 0 at padding and for drawn negatives."""
     context: Tensor
@@ -67,24 +81,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device."""
-        return Batch(**_moved(self, device))
-
-
-@dataclass(frozen=True)
-class SequenceBatch:
-    """B pretraining sequences of at most T items, from index 0 on, padded with row 0."""
-
-    item_row: Tensor
-    """int64 [B, T]: in time order; T is a multiple of 8."""
-    log_q: Tensor
-    """float32 [B, T]: log of the row's share of pretraining positives, one added to each count."""
-
-    def __len__(self) -> int:
-        return len(self.item_row)
-
-    def to(self, device: torch.device | str) -> SequenceBatch:
-        """The batch on a device."""
-        return SequenceBatch(**_moved(self, device))
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: t.to(device) for name, t in tensors.items() if t is not None})
 
 
 class RequestReader:
@@ -129,9 +127,6 @@ class RequestReader:
         self._context = list(manifest.context)
         self._has_oracle = manifest.has_oracle
         self._sampler = sampler
-        self._seed, self._shuffle, self._prefetch = seed, shuffle, prefetch
-        self._buffer_groups = shuffle_groups if shuffle or group_by_length else 1
-        self._sort_by = "history" if group_by_length else None
         self._num_rows = dataset.catalog.num_rows
         self._log_q = log_shares(dataset.catalog.pretrain_count + dataset.catalog.support)
         self._history_types: dict[str, type] = {
@@ -145,25 +140,29 @@ class RequestReader:
         }
         if self._has_oracle:
             self._candidate_types |= {f"oracle_{action}": np.float32 for action in self._actions}
-        self._groups = RowGroups(
+        lists = [*self._history_types, *self._candidate_types]
+        groups = RowGroups(
             dataset.request_files(split),
             held_out=split == "in_window",
-            columns=[
-                "request_id",
-                "timestamp",
-                *self._history_types,
-                *self._candidate_types,
-                *(f"ctx_{name}" for name in self._context),
-            ],
+            columns=["request_id", "timestamp", *lists, *(f"ctx_{name}" for name in self._context)],
             decode=self._decode,
+            expected=manifest.requests.get(split, 0),
             limit=limit,
         )
-        _check_count(dataset, split, manifest.requests.get(split, 0), self._groups.num_found)
+        self._epochs = Epochs(
+            groups,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            buffer_groups=shuffle_groups if shuffle or group_by_length else 1,
+            sort_by="history" if group_by_length else None,
+            prefetch=prefetch,
+        )
         self.batch_size = batch_size
         """Requests a batch."""
-        self.num_requests = self._groups.num_rows
+        self.num_requests = groups.num_rows
         """Requests of an epoch."""
-        self.num_batches = -(-self.num_requests // batch_size)
+        self.num_batches = self._epochs.num_batches
         """Batches of an epoch."""
 
     def epoch(self, index: int) -> Iterator[Batch]:
@@ -175,25 +174,11 @@ class RequestReader:
         Raises:
             DataError: From `next`: a damaged part file.
         """
-
-        def source(cancelled: Cancelled) -> Iterator[Batch]:
-            for rows, positions in cut_batches(
-                self._groups,
-                batch_size=self.batch_size,
-                rng=np.random.default_rng([self._seed, index]) if self._shuffle else None,
-                buffer_groups=self._buffer_groups,
-                sort_by=self._sort_by,
-                cancelled=cancelled,
-            ):
-                yield self._assemble(rows, positions, index)
-
-        return run_ahead(source, self._prefetch)
+        return self._epochs.batches(index, partial(self._assemble, epoch=index))
 
     def _decode(self, table: pa.Table) -> Rows:
-        history = _ragged(table, self._history_types)
-        candidates = _ragged(table, self._candidate_types)
-        for lists, name in ((history, "history_row"), (candidates, "candidate_row")):
-            _check_rows(lists.values[name], name, self._num_rows)
+        history = decode_lists(table, self._history_types, self._num_rows)
+        candidates = decode_lists(table, self._candidate_types, self._num_rows)
         context = [table.column(f"ctx_{name}").to_numpy() for name in self._context]
         timestamp = table.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         return Rows(
@@ -231,9 +216,9 @@ class RequestReader:
             history_row=torch.from_numpy(history["history_row"]),
             history_action=torch.from_numpy(history["history_action"].astype(np.int64)),
             history_age=torch.from_numpy(history["history_age"]),
-            history_log_q=torch.from_numpy(self._log_q.take(history["history_row"])),
             candidate_row=torch.from_numpy(row),
             candidate_mask=torch.from_numpy(mask),
+            candidate_log_q=torch.from_numpy(self._log_q.take(row)),
             labels=torch.from_numpy(labels),
             context=torch.from_numpy(context),
             oracle=None if oracle is None else torch.from_numpy(oracle),
@@ -242,120 +227,3 @@ class RequestReader:
     def _stack(self, candidates: dict[str, np.ndarray], kind: str) -> np.ndarray:
         arrays = [candidates[f"{kind}_{action}"] for action in self._actions]
         return np.stack(arrays, axis=-1).astype(np.float32)
-
-
-class SequenceReader:
-    """Pretraining sequences in batches, epoch after epoch."""
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        held_out: bool,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        prefetch: int = 4,
-        shuffle_groups: int = 16,
-        group_by_length: bool = False,
-    ) -> None:
-        """Counts the sequences; arguments as `RequestReader`'s.
-
-        Args:
-            dataset: The folder.
-            held_out: Sequences of held-out users, or of the others.
-            batch_size: Sequences a batch.
-            seed: Of the order.
-            shuffle: False gives the order of the files.
-            prefetch: Batches made ahead; 0 makes them in the caller's thread.
-            shuffle_groups: Row groups shuffled together.
-            group_by_length: Batches sequences of similar length.
-
-        Raises:
-            DataError: A part file that is missing, not Parquet or lacks a column.
-        """
-        self._seed, self._shuffle, self._prefetch = seed, shuffle, prefetch
-        self._buffer_groups = shuffle_groups if shuffle or group_by_length else 1
-        self._sort_by = "items" if group_by_length else None
-        self._num_rows = dataset.catalog.num_rows
-        self._log_q = log_shares(dataset.catalog.pretrain_count)
-        self._groups = RowGroups(
-            dataset.sequence_files(), held_out=held_out, columns=["item_row"], decode=self._decode
-        )
-        name = "held_out" if held_out else "train"
-        expected = dataset.manifest.sequences.get("held_out" if held_out else "train", 0)
-        _check_count(dataset, f"{name} sequences", expected, self._groups.num_found)
-        self.batch_size = batch_size
-        """Sequences a batch."""
-        self.num_sequences = self._groups.num_rows
-        """Sequences of an epoch."""
-        self.num_batches = -(-self.num_sequences // batch_size)
-        """Batches of an epoch."""
-
-    def epoch(self, index: int) -> Iterator[SequenceBatch]:
-        """Every sequence once, in an order fixed by `seed` and `index`; as `RequestReader.epoch`.
-
-        Raises:
-            DataError: From `next`: a damaged part file.
-        """
-
-        def source(cancelled: Cancelled) -> Iterator[SequenceBatch]:
-            for rows, positions in cut_batches(
-                self._groups,
-                batch_size=self.batch_size,
-                rng=np.random.default_rng([self._seed, index]) if self._shuffle else None,
-                buffer_groups=self._buffer_groups,
-                sort_by=self._sort_by,
-                cancelled=cancelled,
-            ):
-                items, _ = rows.lists["items"].padded(
-                    positions, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
-                )
-                yield SequenceBatch(
-                    item_row=torch.from_numpy(items["item_row"]),
-                    log_q=torch.from_numpy(self._log_q.take(items["item_row"])),
-                )
-
-        return run_ahead(source, self._prefetch)
-
-    def _decode(self, table: pa.Table) -> Rows:
-        items = _ragged(table, {"item_row": np.int64})
-        _check_rows(items.values["item_row"], "item_row", self._num_rows)
-        return Rows({}, {"items": items})
-
-
-def log_shares(counts: np.ndarray) -> np.ndarray:
-    """Log of each table row's share of `counts`, with one added to each.
-
-    Args:
-        counts: int64 [N], of the catalog's items.
-
-    Returns:
-        float32 [N + 2]: 0 for the padding row; an unknown item counts 0.
-    """
-    smoothed = np.concatenate([np.ones(FIRST_ROW), counts + 1.0])
-    shares = np.log(smoothed / smoothed[FIRST_ROW:].sum())
-    shares[PADDING_ROW] = 0.0
-    return shares.astype(np.float32)
-
-
-def _ragged(table: pa.Table, types: Mapping[str, type]) -> Ragged:
-    return Ragged.from_lists({name: table.column(name).combine_chunks() for name in types}, types)
-
-
-def _check_rows(rows: np.ndarray, column: str, num_rows: int) -> None:
-    if rows.min() < 0 or rows.max() >= num_rows:
-        raise ValueError(f"{column} holds rows that the catalog of {num_rows} rows has not")
-
-
-def _check_count(dataset: Dataset, what: str, expected: int, found: int) -> None:
-    if expected != found:
-        raise DataError(
-            f"{dataset.root} holds {found} of {what}, its manifest says {expected}",
-            "a part file is missing or foreign: build the dataset again with `thawline windows`",
-        )
-
-
-def _moved(batch: Batch | SequenceBatch, device: torch.device | str) -> dict[str, Any]:
-    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return {name: None if t is None else t.to(device) for name, t in tensors.items()}

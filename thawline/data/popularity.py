@@ -1,4 +1,4 @@
-"""Positives per item and time bucket: `popularity.parquet` as arrays, and running counts."""
+"""How often items were positive: time buckets as arrays, running counts, log shares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from thawline.data.manifest import Dataset, read_table
+from thawline.data.manifest import FIRST_ROW, PADDING_ROW, Dataset, read_table
 from thawline.errors import DataError
 
 MICROSECONDS_PER_HOUR = 3_600_000_000
@@ -80,3 +80,18 @@ class Popularity:
 def decay(microseconds: np.ndarray, half_life_hours: float) -> np.ndarray:
     """What is left of a count after a time: 2 ** -(time / half life), float64."""
     return np.exp2(microseconds / (-half_life_hours * MICROSECONDS_PER_HOUR))
+
+
+def log_shares(counts: np.ndarray) -> np.ndarray:
+    """Log of each table row's share of `counts`, with one added to each.
+
+    Args:
+        counts: int64 [N], of the catalog's items.
+
+    Returns:
+        float32 [N + 2]: 0 for the padding row; an unknown item has count 0.
+    """
+    smoothed = np.concatenate([np.ones(FIRST_ROW), counts + 1.0])
+    shares = np.log(smoothed / smoothed[FIRST_ROW:].sum())
+    shares[PADDING_ROW] = 0.0
+    return shares.astype(np.float32)

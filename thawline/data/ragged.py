@@ -8,70 +8,65 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+WIDTH_MULTIPLE = 8
+"""Histories and sequences are padded to a multiple of this, so that few shapes occur."""
+
 
 @dataclass(frozen=True)
 class Ragged:
-    """Lists of different lengths, one after another in flat arrays; several arrays share offsets.
+    """Lists of different lengths in flat arrays; several arrays share starts and lengths."""
 
-    Every array has one zero after the last list, which padding points at.
-    """
-
-    offsets: np.ndarray
-    """int64 [n + 1]: list `i` lies at `offsets[i]` to `offsets[i + 1]`; starts at 0."""
+    starts: np.ndarray
+    """int64 [n]: where list `i` starts in `values`."""
+    lengths: np.ndarray
+    """int64 [n]."""
     values: dict[str, np.ndarray]
-    """Name to [offsets[-1] + 1]."""
+    """Name to flat array; it may hold elements of lists that were dropped."""
 
     @classmethod
     def from_lists(cls, columns: Mapping[str, pa.ListArray], dtypes: Mapping[str, type]) -> Ragged:
-        """Takes list columns of one table whose lists have equal lengths.
+        """Takes list columns of one table, without a copy where the element type fits.
 
         Args:
-            columns: Name to list array [n].
+            columns: Name to list array [n]; lists of a line are equally long in all columns.
             dtypes: Name to the element type wanted.
 
         Raises:
             ValueError: Columns whose lists differ in length, null or non-numeric elements.
         """
-        first, offsets = "", np.zeros(1, np.int64)
+        shared, offsets = "", np.zeros(1, np.int64)
         values: dict[str, np.ndarray] = {}
         for name, column in columns.items():
             absolute = column.offsets.to_numpy().astype(np.int64)
             relative = absolute - absolute[0]
-            if not first:
-                first, offsets = name, relative
+            if not shared:
+                shared, offsets = name, relative
             elif not np.array_equal(offsets, relative):
-                raise ValueError(f"the lists of {name} and {first} differ in length")
+                raise ValueError(f"the lists of {name} and {shared} differ in length")
             flat = column.values.slice(absolute[0], relative[-1]).to_numpy()
-            values[name] = np.empty(len(flat) + 1, dtypes[name])
-            values[name][:-1] = flat
-            values[name][-1] = 0
-        return cls(offsets, values)
+            values[name] = flat.astype(dtypes[name], copy=False)
+        return cls(offsets[:-1], np.diff(offsets), values)
 
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:
         """All lists of `parts`, in order."""
-        lengths = np.concatenate([part.lengths for part in parts])
-        values = {}
-        for name in parts[0].values:
-            arrays = [part.values[name][:-1] for part in parts]
-            values[name] = np.concatenate([*arrays, parts[0].values[name][-1:]])
-        return Ragged(_offsets(lengths), values)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int64 [n]."""
-        return np.diff(self.offsets)
+        sizes = [len(next(iter(part.values.values()))) for part in parts]
+        shifts = np.cumsum([0, *sizes[:-1]])
+        return Ragged(
+            np.concatenate([p.starts + shift for p, shift in zip(parts, shifts, strict=True)]),
+            np.concatenate([part.lengths for part in parts]),
+            {name: np.concatenate([p.values[name] for p in parts]) for name in parts[0].values},
+        )
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """The lists at `rows` [m], in that order."""
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        offsets = _offsets(lengths)
-        index = np.empty(offsets[-1] + 1, np.int64)
-        index[:-1] = np.repeat(starts - offsets[:-1], lengths)
-        index[:-1] += np.arange(offsets[-1])
-        index[-1] = self.offsets[-1]
-        return Ragged(offsets, {name: array.take(index) for name, array in self.values.items()})
+        """The lists at `rows` [m], in that order; elements are copied where many are dropped."""
+        starts, lengths = self.starts[rows], self.lengths[rows]
+        total = int(lengths.sum())
+        if 2 * total > len(next(iter(self.values.values()))):
+            return Ragged(starts, lengths, self.values)
+        offsets = np.cumsum(lengths) - lengths
+        index = np.repeat(starts - offsets, lengths) + np.arange(total)
+        return Ragged(offsets, lengths, {name: v.take(index) for name, v in self.values.items()})
 
     def padded(
         self, rows: np.ndarray, *, multiple: int = 1, least: int = 0
@@ -86,14 +81,20 @@ class Ragged:
         Returns:
             Name to [B, width], and the mask bool [B, width] of what is not padding.
         """
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
+        starts, lengths = self.starts[rows], self.lengths[rows]
         width = max(int(lengths.max(initial=0)), least)
         width += -width % multiple
         steps = np.arange(width)
         mask = steps < lengths[:, None]
-        index = np.where(mask, starts[:, None] + steps, self.offsets[-1])
-        return {name: array.take(index) for name, array in self.values.items()}, mask
+        index = starts[:, None] + steps
+        padded = {}
+        for name, flat in self.values.items():
+            if not len(flat):
+                padded[name] = np.zeros(mask.shape, flat.dtype)
+                continue
+            # Padding reads past its list, and is clipped where it would read past the array.
+            padded[name] = np.where(mask, flat.take(index, mode="clip"), flat.dtype.type(0))
+        return padded, mask
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Rows:
     """Name to n lists; at least one entry."""
 
     def __len__(self) -> int:
-        return len(next(iter(self.lists.values())).offsets) - 1
+        return len(next(iter(self.lists.values())).starts)
 
     @staticmethod
     def concat(parts: Sequence[Rows]) -> Rows:
@@ -124,9 +125,3 @@ class Rows:
             {name: array[rows] for name, array in self.flat.items()},
             {name: lists.take(rows) for name, lists in self.lists.items()},
         )
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

@@ -1,9 +1,8 @@
-"""Row groups of part files: which rows a reader sees, and in which order an epoch gives them."""
+"""Row groups of part files: which of their rows a reader sees, and how they are decoded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thawline.data.background import Cancelled
-from thawline.data.ragged import Rows
+from thawline.data.ragged import Ragged, Rows
 from thawline.errors import DataError
+
+_REBUILD = "build the dataset again with `thawline windows`"
 
 
 class _Group(NamedTuple):
@@ -35,6 +35,7 @@ class RowGroups:
         held_out: bool,
         columns: Sequence[str],
         decode: Callable[[pa.Table], Rows],
+        expected: int,
         limit: int | None = None,
     ) -> None:
         """Reads the files' footers and `held_out` columns.
@@ -43,24 +44,31 @@ class RowGroups:
             files: Part files, in order.
             held_out: Rows with this value of the column `held_out` are wanted.
             columns: Columns that `decode` needs.
-            decode: Table of wanted and unwanted rows to `Rows`; ValueError means a damaged file.
+            decode: Table of wanted and unwanted rows to `Rows`; a ValueError means a damaged file.
+            expected: Wanted rows according to the manifest.
             limit: Wanted rows are thinned to this many, evenly spread over all files.
 
         Raises:
-            DataError: A file that is not Parquet or lacks a column.
+            DataError: A file that is not Parquet or lacks a column, or files that together hold
+                other than `expected` wanted rows.
         """
         self._held_out = held_out
         self._columns = list(columns)
         self._decode = decode
         groups: list[_Group] = []
-        first = 0
+        found = 0
         for path in files:
             for number, wanted in enumerate(self._count(path)):
-                groups.append(_Group(path, number, first, wanted))
-                first += wanted
-        self.num_found = first
-        """Wanted rows before `limit`."""
-        self.num_rows = first if limit is None else min(limit, first)
+                groups.append(_Group(path, number, found, wanted))
+                found += wanted
+        if found != expected:
+            where = f"{files[0]} to {files[-1]}" if files else "no part file"
+            raise DataError(
+                f"{where}: {found} rows with held_out = {held_out}, the manifest says {expected}",
+                f"a part file is missing or foreign: {_REBUILD}",
+            )
+        self._found = found
+        self.num_rows = found if limit is None else min(limit, found)
         """Rows of an epoch."""
         self._groups = [group for group in groups if self._kept(group)]
 
@@ -82,16 +90,15 @@ class RowGroups:
                 )
             wanted = np.flatnonzero(_is_held_out(table) == self._held_out)
             if len(wanted) != group.wanted:
-                raise ValueError("the file changed while it was read")
+                raise ValueError("the file has changed since it was opened")
             rows = self._decode(table)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise DataError(
-                f"{group.path}, row group {group.number}, cannot be read: {error}",
-                "build the dataset again with `thawline windows`",
+                f"{group.path}, row group {group.number}, cannot be read: {error}", _REBUILD
             ) from error
-        if self.num_rows < self.num_found:
+        if self.num_rows < self._found:
             ranks = group.first + np.arange(group.wanted)
-            wanted = wanted[ranks * self.num_rows % self.num_found < self.num_rows]
+            wanted = wanted[ranks * self.num_rows % self._found < self.num_rows]
         return rows if len(wanted) == len(rows) else rows.take(wanted)
 
     def _count(self, path: Path) -> list[int]:
@@ -100,99 +107,47 @@ class RowGroups:
             with pq.ParquetFile(path) as file:
                 missing = {"held_out", *self._columns} - set(file.schema_arrow.names)
                 if missing:
-                    raise DataError(
-                        f"{path} has no column {', '.join(sorted(missing))}",
-                        "build the dataset again with `thawline windows`",
-                    )
+                    raise DataError(f"{path} has no column {', '.join(sorted(missing))}", _REBUILD)
                 sizes = [
                     file.metadata.row_group(number).num_rows
                     for number in range(file.metadata.num_row_groups)
                 ]
                 wanted = _is_held_out(file.read(columns=["held_out"], use_threads=False))
         except (OSError, pa.ArrowException) as error:
-            raise DataError(
-                f"{path} cannot be read as Parquet: {error}",
-                "build the dataset again with `thawline windows`",
-            ) from error
-        total = np.concatenate([[0], np.cumsum(wanted == self._held_out)])
+            raise DataError(f"{path} cannot be read as Parquet: {error}", _REBUILD) from error
+        total = np.cumsum([0, *(wanted == self._held_out)])
         return np.diff(total[np.cumsum([0, *sizes])]).tolist()
 
     def _kept(self, group: _Group) -> int:
-        """Rows of a group that are left by `limit`: ranks r with r * limit % found < limit."""
-        if not self.num_found:
+        """Rows of a group that `limit` leaves: ranks r with r * limit % found < limit."""
+        if not self._found:
             return 0
         end = group.first + group.wanted
-        return -(-end * self.num_rows // self.num_found) + (
-            -group.first * self.num_rows // self.num_found
+        return -(-end * self.num_rows // self._found) + (
+            -group.first * self.num_rows // self._found
         )
 
 
-def cut_batches(
-    groups: RowGroups,
-    *,
-    batch_size: int,
-    rng: np.random.Generator | None,
-    buffer_groups: int,
-    sort_by: str | None,
-    cancelled: Cancelled,
-) -> Iterator[tuple[Rows, np.ndarray]]:
-    """One epoch: every row of `groups` once, cut into batches.
-
-    Row groups come in a random order; `buffer_groups` of them at a time form a buffer, whose rows
-    are permuted and cut. What does not fill a batch goes into the next buffer, so that only the
-    last batch is short. The next buffer is read bit by bit between this one's batches, so that no
-    batch waits for a whole buffer: memory holds two buffers, and a third while they are joined.
+def decode_lists(table: pa.Table, types: Mapping[str, type], num_rows: int) -> Ragged:
+    """List columns of equal lengths; those named `*_row` are rows of the catalog.
 
     Args:
-        groups: The rows.
-        batch_size: Rows a batch.
-        rng: Orders groups and rows. None: file order.
-        buffer_groups: Row groups a buffer.
-        sort_by: Name of lists (`Rows.lists`): rows of a buffer are ordered by their length before
-            the cut, and the batches are then permuted.
-        cancelled: Asked between row groups.
+        table: From a part file.
+        types: Column to element type.
+        num_rows: Of a table over the catalog.
 
-    Yields:
-        A buffer and the positions int64 [batch_size] in it that make up a batch.
+    Raises:
+        ValueError: Columns whose lists differ in length, nulls, a row outside of the catalog.
     """
-    order = np.arange(len(groups)) if rng is None else rng.permutation(len(groups))
-
-    def read() -> Iterator[Rows]:
-        for position in order:
-            if cancelled():
-                return
-            yield groups.read(int(position))
-
-    chunks = read()
-    buffer = list(islice(chunks, buffer_groups))
-    while buffer:
-        rows = Rows.concat(buffer)
-        batches, rest = _cut(rows, batch_size, rng, sort_by)
-        buffer = []
-        for number, batch in enumerate(batches, 1):
-            due = buffer_groups * number // len(batches)
-            buffer += islice(chunks, due - len(buffer))
-            yield rows, batch
-        buffer += islice(chunks, buffer_groups - len(buffer))
-        if buffer:
-            buffer.insert(0, rows.take(rest))
-        elif len(rest) and not cancelled():
-            yield rows, rest
-
-
-def _cut(
-    rows: Rows, batch_size: int, rng: np.random.Generator | None, sort_by: str | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of full batches [n, batch_size] and of the rest [< batch_size]."""
-    order = np.arange(len(rows)) if rng is None else rng.permutation(len(rows))
-    full, rest = np.split(order, [len(rows) - len(rows) % batch_size])
-    if sort_by is not None:
-        lengths = rows.lists[sort_by].lengths[full]
-        full = full[np.argsort(lengths, kind="stable")]
-    batches = full.reshape(-1, batch_size)
-    if sort_by is not None and rng is not None:
-        batches = rng.permutation(batches)
-    return batches, rest
+    lists = Ragged.from_lists({name: table.column(name).combine_chunks() for name in types}, types)
+    for name, values in lists.values.items():
+        if (
+            name.endswith("_row")
+            and len(values)
+            and not 0 <= values.min() <= values.max() < num_rows
+        ):
+            raise ValueError(f"{name} holds rows that the catalog of {num_rows} rows has not")
+    return lists
 
 
 def _is_held_out(table: pa.Table) -> np.ndarray:

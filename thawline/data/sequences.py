@@ -1,0 +1,118 @@
+"""Batches of pretraining sequences: Parquet to padded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from thawline.data.epochs import Epochs
+from thawline.data.manifest import Dataset
+from thawline.data.popularity import log_shares
+from thawline.data.ragged import WIDTH_MULTIPLE, Rows
+from thawline.data.row_groups import RowGroups, decode_lists
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """B pretraining sequences of at most T items, from index 0 on, padded with row 0."""
+
+    item_row: Tensor
+    """int64 [B, T]: in time order; T is a multiple of 8."""
+    log_q: Tensor
+    """float32 [B, T]: log of the row's share of pretraining positives, one added to each count; 0
+    at padding."""
+
+    def __len__(self) -> int:
+        return len(self.item_row)
+
+    def to(self, device: torch.device | str) -> SequenceBatch:
+        """The batch on a device."""
+        return SequenceBatch(self.item_row.to(device), self.log_q.to(device))
+
+
+class SequenceReader:
+    """Pretraining sequences in batches, epoch after epoch."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        held_out: bool,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        limit: int | None = None,
+        prefetch: int = 4,
+        shuffle_groups: int = 16,
+        group_by_length: bool = False,
+    ) -> None:
+        """Counts the sequences.
+
+        Args:
+            dataset: The folder.
+            held_out: Sequences of held-out users, or of all others.
+            batch_size: Sequences a batch; only the last one of an epoch may be smaller.
+            seed: Of the order.
+            shuffle: False gives the order of the files.
+            limit: Reads at most this many sequences, the same ones each time, evenly spread.
+            prefetch: Batches made ahead by the thread; 0 makes them in the caller's. It does not
+                change them.
+            shuffle_groups: Row groups shuffled together.
+            group_by_length: Batches sequences of similar length.
+
+        Raises:
+            DataError: A part file that is missing, not Parquet or lacks a column.
+        """
+        self._num_rows = dataset.catalog.num_rows
+        self._log_q = log_shares(dataset.catalog.pretrain_count)
+        groups = RowGroups(
+            dataset.sequence_files(),
+            held_out=held_out,
+            columns=["item_row"],
+            decode=self._decode,
+            expected=dataset.manifest.sequences.get("held_out" if held_out else "train", 0),
+            limit=limit,
+        )
+        self._epochs = Epochs(
+            groups,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            buffer_groups=shuffle_groups if shuffle or group_by_length else 1,
+            sort_by="items" if group_by_length else None,
+            prefetch=prefetch,
+        )
+        self.batch_size = batch_size
+        """Sequences a batch."""
+        self.num_sequences = groups.num_rows
+        """Sequences of an epoch."""
+        self.num_batches = self._epochs.num_batches
+        """Batches of an epoch."""
+
+    def epoch(self, index: int) -> Iterator[SequenceBatch]:
+        """Every sequence once, in an order fixed by `seed` and `index`.
+
+        A thread reads ahead from the first `next` until the end, or until the iterator is closed
+        or dropped.
+
+        Raises:
+            DataError: From `next`: a damaged part file.
+        """
+        return self._epochs.batches(index, self._assemble)
+
+    def _decode(self, table: pa.Table) -> Rows:
+        return Rows({}, {"items": decode_lists(table, {"item_row": np.int64}, self._num_rows)})
+
+    def _assemble(self, rows: Rows, positions: np.ndarray) -> SequenceBatch:
+        items, _ = rows.lists["items"].padded(
+            positions, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
+        )
+        return SequenceBatch(
+            item_row=torch.from_numpy(items["item_row"]),
+            log_q=torch.from_numpy(self._log_q.take(items["item_row"])),
+        )
