@@ -1,0 +1,115 @@
+from typing import Any
+
+from thawline.evaluation.findings import across_epochs, findings, summary, trivial
+
+
+def tree(
+    pooled: float | None,
+    *,
+    oracle: float | None = None,
+    scorers: dict[str, float | None] | None = None,
+    **tiers: float | None,
+) -> dict[str, Any]:
+    """A metrics tree that holds AUCs of `save`; tiers that are not named are undefined."""
+    names = ("head", "torso", "tail", "cold")
+    return {
+        "pooled": {"save": {"auc": pooled}},
+        "tiers": {name: {"save": {"auc": tiers.get(name)}} for name in names},
+        "oracle": None if oracle is None else {"save": {"auc": oracle}},
+        "trivial": scorers or {},
+    }
+
+
+def epochs(*trees: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"metrics": {"next": item}} for item in trees]
+
+
+def texts(found: list[Any]) -> list[str]:
+    return [item.text for item in found]
+
+
+def test_pooled_up_while_a_warm_tier_falls_is_called_out() -> None:
+    found = across_epochs(
+        epochs(
+            tree(0.70, head=0.75, torso=0.72, cold=0.50),
+            tree(0.71, head=0.76, torso=0.69, cold=0.60),
+        )
+    )
+    assert found[0].level == "warning"
+    assert found[0].text == (
+        "On next, from epoch 1 to 2, pooled save AUC rose from 0.7000 to 0.7100 while torso fell "
+        "from 0.7200 to 0.6900: pooled and warm items point in opposite directions, so judge by "
+        "the tiers."
+    )
+
+
+def test_pooled_down_while_warm_tiers_rise_is_called_out() -> None:
+    found = across_epochs(epochs(tree(0.71, head=0.70, tail=0.6), tree(0.70, head=0.75, tail=0.65)))
+    assert "pooled save AUC fell" in found[0].text
+    assert "while head rose from 0.7000 to 0.7500 and tail rose" in found[0].text
+
+
+def test_cold_items_alone_do_not_make_a_disagreement() -> None:
+    assert (
+        across_epochs(epochs(tree(0.70, head=0.7, cold=0.6), tree(0.72, head=0.72, cold=0.5))) == []
+    )
+
+
+def test_changes_below_the_least_one_are_not_spoken_of() -> None:
+    assert across_epochs(epochs(tree(0.7000, head=0.7), tree(0.7019, head=0.6981))) == []
+
+
+def test_the_widest_of_several_disagreements_is_told_once() -> None:
+    found = across_epochs(
+        epochs(tree(0.70, head=0.80), tree(0.71, head=0.79), tree(0.75, head=0.70))
+    )
+    told = [text for text in texts(found) if "opposite" in text]
+    assert len(told) == 1
+    assert "from epoch 1 to 3" in told[0]
+
+
+def test_a_decline_names_the_best_epoch() -> None:
+    found = across_epochs(epochs(tree(0.70), tree(0.74), tree(0.72)))
+    assert texts(found) == [
+        "On next, save AUC ended below its best: pooled 0.7200 (best 0.7400 after epoch 2)."
+    ]
+
+
+def test_undefined_figures_and_unscored_epochs_are_passed_over() -> None:
+    assert across_epochs([]) == []
+    assert across_epochs([{"metrics": {}}, {"metrics": {"next": tree(None, head=0.7)}}]) == []
+    assert findings({"next": tree(None)}, epochs(tree(None), tree(0.7)), sampled=True) == []
+
+
+def test_a_trivial_scorer_far_from_chance_warns_where_negatives_are_sampled() -> None:
+    item = tree(0.9, scorers={"never_trained": 0.38, "item_age": 0.54, "as_of_popularity": None})
+    found = trivial("next", item, sampled=True)
+    assert len(found) == 1
+    assert "the AUC of never_trained (0.3800) is more than 0.05 from 0.5" in found[0].text
+    assert "negatives.popularity" in found[0].text
+
+
+def test_a_trivial_scorer_may_know_something_about_impressions() -> None:
+    assert trivial("next", tree(0.9, scorers={"as_of_popularity": 0.7}), sampled=False) == []
+
+
+def test_a_model_that_a_trivial_scorer_beats_is_called_out() -> None:
+    found = trivial("next", tree(0.65, scorers={"item_age": 0.3}), sampled=False)
+    assert texts(found) == [
+        "On next, item_age (0.3000) tells positives from negatives better than the model (0.6500)."
+    ]
+
+
+def test_the_summary_sets_the_auc_beside_the_oracle() -> None:
+    found = summary(
+        {"next": tree(0.7, oracle=0.75), "other": tree(None)},
+        3,
+        recipe="co-train",
+        data_version="abc",
+    )
+    assert found == [
+        "Fine-tuned with the recipe co-train for 3 epochs on data version abc.",
+        "On next (the days after training) the pooled save AUC is 0.7000, 0.0500 below the "
+        "oracle's 0.7500.",
+        "On other the pooled save AUC is undefined.",
+    ]

@@ -1,0 +1,318 @@
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss as sklearn_log_loss
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from thawline.data.manifest import TIERS
+from thawline.errors import DataError, TrainingError
+from thawline.evaluation import metrics
+from thawline.evaluation.scored import Scored, empty
+
+# Halves from -4 to 4: exact in float32, and ties are common.
+coarse = st.integers(-8, 8).map(lambda step: step / 2)
+pairs = st.lists(st.tuples(coarse, st.integers(0, 1)), max_size=40)
+requests = st.lists(
+    st.lists(st.tuples(coarse, st.integers(0, 1)), min_size=1, max_size=5), max_size=6
+)
+
+
+def scored(
+    candidates: list[list[tuple[int, float, int]]], oracle: list[float] | None = None
+) -> Scored:
+    """One action; a request is a list of (row, logit, label)."""
+    flat = [item for request in candidates for item in request]
+    sizes = [len(request) for request in candidates]
+    return Scored(
+        actions=["save"],
+        request_id=np.arange(100, 100 + len(candidates)),
+        timestamp=np.zeros(len(candidates), np.int64),
+        offsets=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        row=np.array([row for row, _, _ in flat], np.int64),
+        labels=np.array([[label] for _, _, label in flat], np.int8).reshape(-1, 1),
+        logits=np.array([[logit] for _, logit, _ in flat], np.float32).reshape(-1, 1),
+        oracle=None if oracle is None else np.array(oracle, np.float32)[:, None],
+    )
+
+
+def split(items: list[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
+    return (
+        np.array([score for score, _ in items], np.float32),
+        np.array([label for _, label in items], np.int8),
+    )
+
+
+def auc_by_pairs(scores: np.ndarray, labels: np.ndarray) -> float | None:
+    positives, negatives = scores[labels == 1], scores[labels == 0]
+    if not len(positives) or not len(negatives):
+        return None
+    won = [(p > n) + 0.5 * (p == n) for p in positives for n in negatives]
+    return sum(won) / len(won)
+
+
+def hit_by_every_order(request: list[tuple[float, int]], k: int) -> float:
+    """Share of the orders of a request's candidates whose stable sort puts a positive in the k."""
+    hits = [
+        any(label for _, label in sorted(order, key=lambda item: -item[0])[:k])
+        for order in itertools.permutations(request)
+    ]
+    return sum(hits) / len(hits)
+
+
+@given(pairs)
+def test_auc_equals_counting_every_pair(items: list[tuple[float, int]]) -> None:
+    scores, labels = split(items)
+    expected = auc_by_pairs(scores, labels)
+    found = metrics.auc(scores, labels)
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+@given(pairs)
+def test_auc_equals_scikit_learn(items: list[tuple[float, int]]) -> None:
+    scores, labels = split([*items, (0.0, 0), (0.5, 1)])
+    assert metrics.auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-9)
+
+
+def test_auc_of_one_class_is_undefined() -> None:
+    assert metrics.auc(np.array([1.0, 2.0]), np.array([1, 1])) is None
+    assert metrics.auc(np.array([1.0, 2.0]), np.array([0, 0])) is None
+    assert metrics.auc(np.array([]), np.array([])) is None
+
+
+def test_auc_of_a_constant_scorer_is_one_half() -> None:
+    assert metrics.auc(np.zeros(5), np.array([1, 0, 0, 0, 0])) == 0.5
+
+
+@given(pairs.filter(bool))
+def test_log_loss_equals_scikit_learn(items: list[tuple[float, int]]) -> None:
+    logits, labels = split(items)
+    probability = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    expected = sklearn_log_loss(labels, probability, labels=[0, 1])
+    assert metrics.log_loss(logits, labels) == pytest.approx(expected, abs=1e-9)
+
+
+def test_log_loss_of_sure_predictions_neither_overflows_nor_rounds() -> None:
+    assert metrics.log_loss(np.array([1000.0]), np.array([0])) == 1000.0
+    assert metrics.log_loss(np.array([-1000.0]), np.array([1])) == 1000.0
+    assert metrics.log_loss(np.array([40.0]), np.array([1])) == pytest.approx(math.exp(-40))
+
+
+def test_log_loss_of_nothing_is_undefined() -> None:
+    assert metrics.log_loss(np.array([]), np.array([])) is None
+
+
+@settings(max_examples=60)
+@given(requests, st.integers(1, 4))
+def test_hit_rate_equals_the_share_over_every_order(
+    groups: list[list[tuple[float, int]]], k: int
+) -> None:
+    with_positive = [request for request in groups if any(label for _, label in request)]
+    scores, labels = split([item for request in groups for item in request])
+    owner = np.repeat(np.arange(len(groups)), [len(request) for request in groups])
+    found = metrics.hit_rate(scores, labels, owner, k)
+    if not with_positive:
+        assert found is None
+    else:
+        expected = np.mean([hit_by_every_order(request, k) for request in with_positive])
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_constant_scorer_hits_as_often_as_a_shuffle() -> None:
+    assert metrics.hit_rate(
+        np.zeros(4), np.array([0, 0, 0, 1]), np.zeros(4, int), 1
+    ) == pytest.approx(1 / 4)
+
+
+def test_hit_rate_does_not_ask_for_sorted_requests() -> None:
+    owner = np.array([1, 0, 1, 0])
+    assert metrics.hit_rate(np.array([2, 1, 1, 2]), np.array([1, 1, 0, 0]), owner, 1) == 0.5
+
+
+# Rows 2, 3, 4, 5 are head, torso, tail, cold; row 1 is an item that the catalog does not know.
+ONE_OF_EACH = np.array([0, 1, 2, 3], np.int8)
+
+
+def test_tiers_slice_the_candidates_by_their_item() -> None:
+    # Head: positives 2.0 and -1.0 against the negative 0.0: one pair of two is won.
+    # Torso: a tie. Tail: negatives only. Cold (row 5 and the unknown row 1): a lost pair.
+    tree = metrics.holdout_metrics(
+        scored(
+            [
+                [(2, 2.0, 1), (2, 0.0, 0), (3, 1.0, 1), (5, -2.0, 1)],
+                [(2, -1.0, 1), (3, 1.0, 0), (4, 3.0, 0), (1, 0.0, 0)],
+            ]
+        ),
+        ONE_OF_EACH,
+        hit_at=1,
+    )
+    tiers = {name: tree["tiers"][name]["save"] for name in TIERS}
+    assert [tiers[name]["auc"] for name in TIERS] == [0.5, 0.5, None, 0.0]
+    assert [tiers[name]["candidates"] for name in TIERS] == [3, 2, 1, 2]
+    assert [tiers[name]["positives"] for name in TIERS] == [2, 1, 0, 1]
+    # Alone in its request's slice, a positive is first.
+    assert [tiers[name]["hit@1"] for name in TIERS] == [1.0, 1.0, None, 1.0]
+    # Mean of log(1 + e^-2), log 2 and log(1 + e).
+    assert tiers["head"]["log_loss"] == pytest.approx(
+        (0.126928 + 0.693147 + 1.313262) / 3, abs=1e-6
+    )
+    assert tiers["tail"]["log_loss"] == pytest.approx(3.048587, abs=1e-6)
+    # Pooled: 4 positives, 4 negatives (0, 1, 3, 0). 2.0 beats three, 1.0 beats two and ties one,
+    # -1.0 and -2.0 beat none: 5.5 of 16. The first request's best is positive, the second's not.
+    assert tree["pooled"]["save"]["auc"] == 5.5 / 16
+    assert tree["pooled"]["save"]["hit@1"] == 0.5
+    assert (tree["requests"], tree["oracle"], tree["trivial"]) == (2, None, {})
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(coarse, st.integers(0, 1), st.integers(1, 5)), min_size=1, max_size=40))
+def test_each_slice_equals_scikit_learn_on_that_slice(items: list[tuple[float, int, int]]) -> None:
+    tree = metrics.holdout_metrics(
+        scored([[(row, logit, label)] for logit, label, row in items]), ONE_OF_EACH, hit_at=3
+    )
+    for code, name in enumerate(TIERS):
+        rows = {code + 2} | ({1} if name == "cold" else set())
+        here = [(logit, label) for logit, label, row in items if row in rows]
+        scores, labels = split(here)
+        found = tree["tiers"][name]["save"]
+        if len(set(labels.tolist())) == 2:
+            assert found["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-9)
+        else:
+            assert found["auc"] is None
+        assert (found["positives"], found["candidates"]) == (labels.sum(), len(labels))
+
+
+def test_the_oracle_is_scored_by_its_probabilities() -> None:
+    tree = metrics.holdout_metrics(
+        scored([[(2, 0.0, 1), (3, 5.0, 0)]], oracle=[0.8, 0.1]), ONE_OF_EACH, hit_at=1
+    )
+    oracle = tree["oracle"]["save"]
+    assert (oracle["auc"], oracle["hit@1"]) == (1.0, 1.0)
+    assert oracle["log_loss"] == pytest.approx(-(math.log(0.8) + math.log(0.9)) / 2, abs=1e-6)
+    assert tree["pooled"]["save"]["auc"] == 0.0
+
+
+def test_an_oracle_that_does_not_know_every_candidate_is_not_reported() -> None:
+    partly = scored([[(2, 0.0, 1), (3, 5.0, 0)]], oracle=[0.8, math.nan])
+    assert metrics.holdout_metrics(partly, ONE_OF_EACH, hit_at=1)["oracle"] is None
+    assert metrics.holdout_curves(partly)["save"]["oracle_roc"] is None
+
+
+def test_an_oracle_that_is_sure_and_wrong_has_a_finite_loss() -> None:
+    tree = metrics.holdout_metrics(
+        scored([[(2, 0.0, 1), (3, 5.0, 0)]], oracle=[0.0, 0.5]), ONE_OF_EACH, hit_at=1
+    )
+    assert math.isfinite(tree["oracle"]["save"]["log_loss"])
+
+
+def test_trivial_scorers_are_scored_on_the_primary_action() -> None:
+    tree = metrics.holdout_metrics(
+        scored([[(2, 0.0, 1), (3, 5.0, 0)]]),
+        ONE_OF_EACH,
+        hit_at=1,
+        trivial={"up": np.array([2.0, 1.0]), "flat": np.array([1.0, 1.0])},
+    )
+    assert tree["trivial"] == {"up": 1.0, "flat": 0.5}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_an_error_that_names_the_request(value: float) -> None:
+    bad = scored([[(2, 0.0, 1)], [(2, 0.0, 1), (3, value, 0)]])
+    with pytest.raises(TrainingError, match=r"save score .* request_id 101, candidate row 3"):
+        metrics.holdout_metrics(bad, ONE_OF_EACH, hit_at=3)
+    with pytest.raises(TrainingError, match="request_id 101"):
+        metrics.holdout_curves(bad)
+
+
+def test_unusable_inputs_are_named() -> None:
+    good = scored([[(2, 0.0, 1), (3, 1.0, 0)]])
+
+    def check(match: str, value: Scored, **options: Any) -> None:
+        with pytest.raises(DataError, match=match):
+            metrics.holdout_metrics(value, ONE_OF_EACH, hit_at=3, **options)
+
+    check("label_save", scored([[(2, 0.0, 2)]]))
+    check("oracle_save", scored([[(2, 0.0, 1)]], oracle=[1.5]))
+    check("row 6 is beyond the catalog's last row 5", scored([[(6, 0.0, 1)]]))
+    check("item_age gave NaN for request_id 100", good, trivial={"item_age": np.array([0, np.nan])})
+    check("item_age gave 1 scores for 2", good, trivial={"item_age": np.array([0.0])})
+
+
+def test_a_hold_out_without_requests_has_nothing_but_undefined_figures() -> None:
+    tree = metrics.holdout_metrics(empty(["save"]), ONE_OF_EACH, hit_at=3)
+    nothing = {"auc": None, "log_loss": None, "hit@3": None, "positives": 0, "candidates": 0}
+    assert tree["requests"] == 0
+    assert tree["pooled"] == {"save": nothing}
+    assert tree["tiers"] == {name: {"save": nothing} for name in TIERS}
+    assert metrics.holdout_curves(empty(["save"]))["save"] == {
+        "roc": None,
+        "oracle_roc": None,
+        "reliability": [],
+    }
+
+
+def test_trees_and_curves_are_json() -> None:
+    some = scored([[(2, 0.0, 1), (4, 1.0, 0)]], oracle=[0.5, 0.5])
+    tree = metrics.holdout_metrics(some, ONE_OF_EACH, hit_at=3, trivial={"a": np.zeros(2)})
+    tree |= {"curves": metrics.holdout_curves(some)}
+    assert json.loads(json.dumps(tree, allow_nan=False)) == tree
+
+
+@settings(max_examples=60)
+@given(pairs, st.integers(2, 12))
+def test_roc_points_are_corners_of_the_exact_curve(
+    items: list[tuple[float, int]], points: int
+) -> None:
+    scores, labels = split([*items, (0.0, 0), (0.5, 1)])
+    curve = metrics.roc_curve_points(scores, labels, points)
+    assert curve is not None
+    found = list(zip(curve["fpr"], curve["tpr"], strict=True))
+    fpr, tpr, thresholds = roc_curve(labels, scores, drop_intermediate=False)
+    exact = {(f, t): s for f, t, s in zip(fpr, tpr, thresholds, strict=True)}
+    assert set(found) <= set(exact)
+    assert all(
+        exact[corner] == s for corner, s in zip(found[1:], curve["threshold"][1:], strict=True)
+    )
+    assert (found[0], found[-1], curve["threshold"][0]) == ((0, 0), (1, 1), 1.0)
+    assert found == sorted(found)
+    assert len(found) <= points + 1
+
+
+def test_the_area_under_a_thinned_roc_is_close_to_the_auc() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 20_000)
+    scores = generator.normal(size=20_000) + labels
+    curve = metrics.roc_curve_points(scores, labels)
+    assert curve is not None
+    assert np.trapezoid(curve["tpr"], curve["fpr"]) == pytest.approx(
+        roc_auc_score(labels, scores), abs=1e-3
+    )
+
+
+def test_reliability_bins_hold_equally_many_candidates() -> None:
+    found = metrics.reliability(np.array([0.4, 0.1, 0.3, 0.2]), np.array([1, 0, 1, 0]), bins=2)
+    assert found == [
+        {"predicted": pytest.approx(0.15), "observed": 0.0, "candidates": 2},
+        {"predicted": pytest.approx(0.35), "observed": 1.0, "candidates": 2},
+    ]
+
+
+@given(pairs.filter(bool), st.integers(1, 6))
+def test_reliability_never_splits_ties_and_loses_nobody(
+    items: list[tuple[float, int]], bins: int
+) -> None:
+    scores, labels = split(items)
+    found = metrics.reliability(scores, labels, bins)
+    assert len(found) <= bins
+    assert sum(item["candidates"] for item in found) == len(items)
+    positives = sum(item["observed"] * item["candidates"] for item in found)
+    assert positives == pytest.approx(labels.sum())
+    predicted = [item["predicted"] for item in found]
+    assert predicted == sorted(set(predicted))
+    if len(set(scores.tolist())) == 1:
+        assert len(found) == 1
