@@ -207,9 +207,10 @@ class RequestReader:
             drawn = self._sampler.draw(request_id, timestamp, row, self._sampler.count, epoch)
             row = np.concatenate([row, drawn], axis=1)
             mask = np.concatenate([mask, drawn != PADDING_ROW], axis=1)
-            more = ((0, 0), (0, drawn.shape[1]), (0, 0))
-            labels = np.pad(labels, more)
-            oracle = None if oracle is None else np.pad(oracle, more, constant_values=np.nan)
+            none = np.zeros((*drawn.shape, len(self._actions)), np.float32)
+            labels = np.concatenate([labels, none], axis=1)
+            if oracle is not None:
+                oracle = np.concatenate([oracle, np.full_like(none, np.nan)], axis=1)
         return Batch(
             request_id=torch.from_numpy(request_id),
             timestamp=torch.from_numpy(timestamp),

@@ -5,8 +5,6 @@ Nothing here reads requests; `batches` calls `NegativeSampler.draw` once a batch
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from thawline.config import Negatives
@@ -26,11 +24,42 @@ _NEGLIGIBLE = 1e-12
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-class _Chapter(NamedTuple):
-    cumulative: np.ndarray
-    """float64 [E]: running sum of the entries' weights."""
-    row: np.ndarray
-    """int64 [E]."""
+_CELLS_PER_ENTRY = 2
+
+
+class _Chapter:
+    """Entries and the prefix sums of their weights, with a guide table for fast searches.
+
+    The guide divides the total weight into equal cells and knows the first entry of each, so that
+    few steps are left to a binary search (Chen & Asau, "On generating random variates from an
+    empirical distribution", AIIE Transactions 6, 1974). Steps are taken for all targets at once:
+    their cache misses then overlap, which makes it several times faster than `np.searchsorted`.
+    """
+
+    def __init__(self, weight: np.ndarray, row: np.ndarray) -> None:
+        """Takes weights float64 [E], at least one of them above 0, and rows int64 [E]."""
+        self.cumulative = np.cumsum(weight)
+        self._row = row
+        cells = _CELLS_PER_ENTRY * len(row)
+        self._scale = cells / self.cumulative[-1]
+        cell = (self.cumulative * self._scale).astype(np.int64)
+        self._guide = np.searchsorted(cell, np.arange(cells + 2)).astype(np.int32)
+
+    def find(self, target: np.ndarray) -> np.ndarray:
+        """Rows [n] of the first entries whose prefix sum is above `target` [n]."""
+        cell = (target * self._scale).astype(np.int64)
+        found, end = self._guide.take(cell), self._guide.take(cell + 1)
+        left = np.flatnonzero(found < end)
+        low, high, goal = found[left], end[left], target[left]
+        while len(left):
+            middle = (low + high) >> 1
+            above = self.cumulative.take(middle) > goal
+            low = np.where(above, low, middle + 1)
+            high = np.where(above, middle, high)
+            found[left] = low
+            more = np.flatnonzero(low < high)
+            left, low, high, goal = left[more], low[more], high[more], goal[more]
+        return self._row.take(found)
 
 
 class NegativeSampler:
@@ -112,6 +141,8 @@ class NegativeSampler:
         if not total.all():
             slot = slot[np.repeat(total > 0, count)]
         for attempt in range(REDRAWS + 1):
+            if not len(slot):
+                break
             request = slot // count
             number = slot - request * count + (attempt << 32)
             target = _uniform(stream[request], number) * total[request]
@@ -122,21 +153,16 @@ class NegativeSampler:
             row[hit] = PADDING_ROW
             drawn[slot] = row
             slot = slot[hit]
-            if not len(slot):
-                break
         return drawn.reshape(-1, count)
 
     def _find(self, target: np.ndarray, moment: np.ndarray) -> np.ndarray:
-        """Rows [n] of the first entries whose prefix sum is above `target` [n]."""
         if len(self._chapters) == 1:
-            cumulative, row = self._chapters[0]
-            return row[np.searchsorted(cumulative, target, side="right")]
+            return self._chapters[0].find(target)
         found = np.empty(len(target), np.int64)
         chapter = self._chapter_of[moment]
         for number in np.unique(chapter):
-            cumulative, row = self._chapters[number]
             mine = chapter == number
-            found[mine] = row[np.searchsorted(cumulative, target[mine], side="right")]
+            found[mine] = self._chapters[number].find(target[mine])
         return found
 
     def _streams(self, request_id: np.ndarray, epoch: int) -> np.ndarray:
@@ -148,12 +174,14 @@ class NegativeSampler:
     def _from_catalog(self, catalog: Catalog, alpha: float) -> None:
         weight = _power(catalog.pretrain_count + catalog.support, alpha)
         known = np.flatnonzero(weight)
-        cumulative = np.cumsum(weight[known])
         seen, entries = np.unique(catalog.first_seen[known], return_counts=True)
-        self._chapters = [_Chapter(cumulative, known + FIRST_ROW)]
         self._available_from = seen + 1
-        self._total = np.append(cumulative[np.cumsum(entries) - 1], 0.0)
+        self._total = np.zeros(len(seen) + 1)
+        self._chapters = []
         self._chapter_of = np.zeros(len(seen), np.int64)
+        if len(known):
+            self._chapters.append(_Chapter(weight[known], known + FIRST_ROW))
+            self._total[:-1] = self._chapters[0].cumulative[np.cumsum(entries) - 1]
 
     def _from_popularity(
         self, popularity: Popularity, alpha: float, half_life: float | None
@@ -184,10 +212,8 @@ class NegativeSampler:
                 kept = carried > carried.sum() * _NEGLIGIBLE
                 row = np.concatenate([popularity.row[latest[kept]], row])
                 weight = np.concatenate([carried[kept], weight])
-            cumulative = np.cumsum(weight)
-            self._chapters.append(_Chapter(cumulative, row))
-            offset = len(row) - (high - low) - low
-            self._total[mine] = cumulative[last[mine] + offset]
+            self._chapters.append(_Chapter(weight, row))
+            self._total[mine] = self._chapters[-1].cumulative[last[mine] - high + len(row)]
 
 
 def _last_entries(row: np.ndarray) -> np.ndarray:

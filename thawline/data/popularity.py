@@ -32,7 +32,7 @@ class Popularity:
         """Reads a dataset's `popularity.parquet`.
 
         Raises:
-            DataError: A missing or damaged file, or one that is not ordered by bucket.
+            DataError: A missing or damaged file, one out of order or with counts below 1.
         """
         path = dataset.root / "popularity.parquet"
         table = read_table(path)
@@ -43,8 +43,11 @@ class Popularity:
             count=table.column("count").to_numpy().astype(np.int64, copy=False),
             width=dataset.manifest.bucket_minutes * 60_000_000,
         )
-        if np.any(np.diff(popularity.start) < 0):
-            raise DataError(f"{path} is not ordered by bucket", "build the dataset again")
+        if np.any(np.diff(popularity.start) < 0) or np.any(popularity.count < 1):
+            raise DataError(
+                f"{path} is not ordered by bucket, or holds counts below 1",
+                "build the dataset again with `thawline windows`",
+            )
         return popularity
 
     @property
@@ -75,6 +78,33 @@ class Popularity:
             before[low:high] = old
             value[rows] = old + self.count[low:high]
         return before, before + self.count
+
+    def at(
+        self, row: np.ndarray, timestamp: np.ndarray, half_life_hours: float | None
+    ) -> np.ndarray:
+        """Positives of rows in the buckets that were over at a time.
+
+        Args:
+            row: int64 [K].
+            timestamp: int64 [K]: microseconds since 1970 UTC.
+            half_life_hours: Counts halve in this time after their bucket. None: they do not decay.
+
+        Returns:
+            float64 [K].
+        """
+        if not len(self.row):
+            return np.zeros(len(row))
+        _, after = self.running(half_life_hours)
+        order = np.argsort(self.row, kind="stable")
+        buckets, bucket = np.unique(self.start, return_inverse=True)
+        key = (self.row * len(buckets) + bucket)[order]
+        over = np.searchsorted(buckets + self.width, timestamp, side="right")
+        place = np.searchsorted(key, row * len(buckets) + over) - 1
+        entry = order[place]
+        value = np.where((place >= 0) & (self.row[entry] == row), after[entry], 0.0)
+        if half_life_hours is not None:
+            value *= decay(np.maximum(timestamp - self.end[entry], 0), half_life_hours)
+        return value
 
 
 def decay(microseconds: np.ndarray, half_life_hours: float) -> np.ndarray:
