@@ -1,0 +1,218 @@
+"""Requests: the candidates with their labels, the context, and the history before them."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import ibis
+import ibis.expr.types as ir
+from ibis.backends.duckdb import Backend
+
+from thawline.data.engine import HOUR_US, hash63, keep
+from thawline.data.events import is_positive
+
+
+def number_positives(engine: Backend, events: ir.Table, actions: list[str]) -> ir.Table:
+    """Numbers each user's positives in time order, from 0.
+
+    Args:
+        engine: Keeps the result.
+        events: Canonical events with their `row`.
+        actions: Bit `a` of the result's `action` is `actions[a]`.
+
+    Returns:
+        user_id, held_out, timestamp, row, action, number.
+    """
+    bits = [events[name].cast("int8") * (1 << bit) for bit, name in enumerate(actions)]
+    table = events.mutate(action=reduce(lambda one, other: one + other, bits).cast("int8"))
+    table = table.filter(table.action > 0)
+    ties = [name for name in ("request_id", "position", "row") if name in table.columns]
+    number = ibis.row_number().over(group_by="user_id", order_by=["timestamp", *ties])
+    columns = ["user_id", "held_out", "timestamp", "row", "action"]
+    return keep(engine, "positives", table.select(*columns, number=number.cast("int64")))
+
+
+def single_requests(
+    engine: Backend, events: ir.Table, span: tuple[int, int], actions: list[str]
+) -> ir.Table:
+    """One request a positive, of a log without impressions; its item is the only candidate.
+
+    Args:
+        engine: Keeps the result.
+        events: Canonical events with their `row`.
+        span: First microsecond of the span of the requests and of what follows it.
+        actions: Names of the boolean columns.
+
+    Returns:
+        request_id (hashed from user, time and item), user_id, timestamp, held_out, candidate_row,
+        label_<action>, and the events' ctx_<name>.
+    """
+    found = events.filter(
+        is_positive(events, actions), events.timestamp >= span[0], events.timestamp < span[1]
+    )
+    text = ibis.literal("|").join(
+        [found[name].cast("string") for name in ("user_id", "timestamp", "item_id")]
+    )
+    labels = {
+        f"label_{name}": ibis.array([found[name].cast("int8")]).cast("array<int8>")
+        for name in actions
+    }
+    context = [name for name in found.columns if name.startswith("ctx_")]
+    return keep(
+        engine,
+        "requests",
+        found.select(
+            "user_id",
+            "timestamp",
+            "held_out",
+            *context,
+            request_id=hash63(text),
+            candidate_row=ibis.array([found.row]),
+            **labels,
+        ),
+    )
+
+
+def grouped_requests(
+    engine: Backend,
+    events: ir.Table,
+    span: tuple[int, int],
+    actions: list[str],
+    *,
+    with_truth: bool,
+) -> ir.Table:
+    """Groups impressions that share a request id into requests that start within a span.
+
+    A request's time, user and context are those of its first impression; candidates are in order
+    of position.
+
+    Args:
+        engine: Keeps the result.
+        events: Canonical events with their `row` and, if known, `oracle_<action>`.
+        span: First microsecond of the span and of what follows it.
+        actions: Names of the boolean columns.
+        with_truth: Whether the events hold `oracle_<action>`.
+
+    Returns:
+        As `single_requests`, with oracle_<action> beside.
+    """
+    starts = events.group_by("request_id").aggregate(start=events.timestamp.min())
+    starts = starts.filter(starts.start >= span[0], starts.start < span[1])
+    inside = events.join(starts, "request_id")
+    order = [inside.timestamp, inside.row]
+    if "position" in inside.columns:
+        order = [inside.position.asc(nulls_first=False), *order]
+    first = [inside.timestamp, *order]
+    lists = {"candidate_row": inside.row}
+    lists |= {f"label_{name}": inside[name].cast("int8") for name in actions}
+    if with_truth:
+        lists |= {f"oracle_{name}": inside[f"oracle_{name}"] for name in actions}
+    context = [name for name in inside.columns if name.startswith("ctx_")]
+    return keep(
+        engine,
+        "requests",
+        inside.group_by("request_id").aggregate(
+            user_id=inside.user_id.min(),
+            timestamp=inside.start.min(),
+            held_out=inside.held_out.any(),
+            **{
+                name: column.collect(order_by=order, include_null=True)
+                for name, column in lists.items()
+            },
+            **{name: inside[name].first(order_by=first, include_null=True) for name in context},
+        ),
+    )
+
+
+def count_earlier(engine: Backend, requests: ir.Table, positives: ir.Table) -> ir.Table:
+    """Counts the user's positives strictly before each request.
+
+    Requests and positives are put in one line a user, requests before positives of the same time,
+    and the positives counted along it: one sort, however many ties there are.
+
+    Returns:
+        request_id, earlier.
+    """
+    one, none = ibis.literal(1, "int64"), ibis.literal(0, "int64")
+    line = requests.select("user_id", "timestamp", "request_id", weight=none).union(
+        positives.select("user_id", "timestamp", request_id=none, weight=one)
+    )
+    along = ibis.window(
+        group_by="user_id", order_by=["timestamp", "weight"], preceding=None, following=0
+    )
+    line = line.mutate(earlier=line.weight.sum().over(along))
+    line = line.filter(line.weight == 0)
+    return keep(engine, "earlier", line.select("request_id", earlier=line.earlier.cast("int64")))
+
+
+def make_blocks(engine: Backend, positives: ir.Table, length: int) -> ir.Table:
+    """Puts each user's positives into blocks of `length`, in time order.
+
+    Any `length` positives in a row lie in two neighbouring blocks, so a request reads at most two
+    however long its user's log is.
+
+    Returns:
+        user_id, block, rows, actions, times (lists).
+    """
+    block = positives.number // length
+    keyed = positives.mutate(block=block.cast("int64"))
+    order = keyed.number
+    return keep(
+        engine,
+        "blocks",
+        keyed.group_by(["user_id", "block"]).aggregate(
+            rows=keyed.row.collect(order_by=order),
+            actions=keyed.action.collect(order_by=order),
+            times=keyed.timestamp.collect(order_by=order),
+        ),
+    )
+
+
+def with_histories(
+    requests: ir.Table, earlier: ir.Table, blocks: ir.Table, length: int
+) -> ir.Table:
+    """Adds the last `length` positives before each request.
+
+    Returns:
+        The requests with history_row, history_action and history_age (hours), oldest first.
+    """
+    counted = requests.join(earlier, "request_id")
+    last = counted.earlier - 1
+    counted = counted.mutate(block=ibis.ifelse(counted.earlier > 0, last // length, -1))
+    newer = blocks.rename(
+        newer_user="user_id",
+        newer_block="block",
+        newer_rows="rows",
+        newer_actions="actions",
+        newer_times="times",
+    )
+    older = blocks.rename(
+        older_user="user_id",
+        older_block="block",
+        older_rows="rows",
+        older_actions="actions",
+        older_times="times",
+    )
+    joined = counted.left_join(
+        newer, [counted.user_id == newer.newer_user, counted.block == newer.newer_block]
+    )
+    joined = joined.left_join(
+        older, [joined.user_id == older.older_user, joined.block - 1 == older.older_block]
+    )
+    first = ibis.greatest(joined.block - 1, 0) * length
+    stop = joined.earlier - first
+    start = ibis.greatest(stop - length, 0)
+
+    def last_of(name: str) -> ir.ArrayValue:
+        newest, oldest = joined[f"newer_{name}"], joined[f"older_{name}"]
+        empty = ibis.literal([], newest.type())
+        both = oldest.fill_null(empty).concat(newest.fill_null(empty))
+        return both[start:stop]
+
+    joined = joined.mutate(
+        history_row=last_of("rows"), history_action=last_of("actions"), times=last_of("times")
+    )
+    now = joined.timestamp
+    return joined.mutate(
+        history_age=joined.times.map(lambda time: ((now - time) / HOUR_US).cast("float32"))
+    )

@@ -1,0 +1,227 @@
+"""Files of a log: which they are, what is in them, and one ibis table over them."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import duckdb
+import ibis.expr.types as ir
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ibis.backends.duckdb import Backend
+
+from thawline.config import Events
+from thawline.data.engine import first_line
+from thawline.errors import DataError
+
+Format = Literal["parquet", "csv"]
+
+SUFFIXES: dict[str, Format] = {
+    **dict.fromkeys([".parquet", ".pq"], "parquet"),
+    **dict.fromkeys([".csv", ".tsv", ".txt", ".dat", ".data", ".inter"], "csv"),
+}
+COMPRESSED = (".gz", ".zst")
+CHUNK_BYTES = 1 << 20
+
+
+def find_files(path: str | Sequence[str], key: str = "events.path") -> list[Path]:
+    """The files that a path setting names, in a fixed order.
+
+    Args:
+        path: A file, a folder (every data file below it), a glob, or a list of them.
+        key: The config key, for errors.
+
+    Raises:
+        DataError: A path that names no file.
+    """
+    entries = [path] if isinstance(path, str) else list(path)
+    files: list[Path] = []
+    for entry in entries:
+        found = sorted(_expand(entry))
+        if not found:
+            raise DataError(f"{key}: {entry} names no data file", "check the path")
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def _expand(entry: str) -> Iterator[Path]:
+    path = Path(entry)
+    if path.is_dir():
+        for file in path.rglob("*"):
+            hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
+            if file.is_file() and not hidden and _format_of(file):
+                yield file
+    elif path.is_file():
+        yield path
+    else:
+        yield from (Path(name) for name in glob.glob(entry, recursive=True) if Path(name).is_file())
+
+
+def _format_of(file: Path) -> Format | None:
+    suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSED]
+    return SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
+
+
+def decide_format(settings: Events, files: Sequence[Path]) -> Format:
+    """The one format of all files, declared or told by their suffixes.
+
+    Raises:
+        DataError: Suffixes that say nothing, or different things.
+    """
+    if settings.format != "auto":
+        return settings.format
+    formats = {file: _format_of(file) for file in files}
+    known = set(formats.values())
+    if len(known) == 1 and None not in known:
+        return known.pop()  # type: ignore[return-value]
+    odd = next(file for file in files if formats[file] != formats[files[0]] or not formats[file])
+    raise DataError(
+        f"events.path: cannot tell the format of {odd} from its name"
+        if not formats[odd]
+        else f"events.path: {files[0]} and {odd} are of different formats",
+        "set events.format to parquet or csv, or narrow events.path",
+    )
+
+
+def fingerprints(files: Iterable[Path]) -> list[str]:
+    """Size and SHA-256 of each file's content, whatever its name.
+
+    Raises:
+        DataError: A file that cannot be read.
+    """
+    prints = []
+    for file in files:
+        digest, size = hashlib.sha256(), 0
+        try:
+            with file.open("rb") as stream:
+                while block := stream.read(CHUNK_BYTES):
+                    digest.update(block)
+                    size += len(block)
+        except OSError as error:
+            raise DataError(
+                f"{file} cannot be read: {error.strerror}", "check its owner"
+            ) from error
+        prints.append(f"{size}:{digest.hexdigest()}")
+    return prints
+
+
+def open_parquet(engine: Backend, files: Sequence[Path], needed: dict[str, str]) -> ir.Table:
+    """One table over Parquet files that all hold the needed columns.
+
+    Args:
+        engine: Where the table is made.
+        files: At least one.
+        needed: Config key to column name.
+
+    Raises:
+        DataError: A file that is not Parquet or is cut short, a column that is missing in a file
+            or has another type there than in the first file.
+    """
+    first: pa.Schema | None = None
+    for file in files:
+        try:
+            schema = pq.read_schema(file)
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(file, error) from error
+        require_columns(schema.names, needed, file)
+        first = first or schema
+        for key, column in needed.items():
+            expected, found = first.field(column).type, schema.field(column).type
+            if expected != found:
+                raise DataError(
+                    f"{file}: column {column!r} ({key}) is {found}, but {expected} in {files[0]}",
+                    "write all files with one schema",
+                )
+    return engine.read_parquet([str(file) for file in files], hive_partitioning=False)
+
+
+def open_csv(
+    engine: Backend, files: Sequence[Path], settings: Events, needed: dict[str, str]
+) -> ir.Table:
+    """One table over CSV files, every column as text.
+
+    Raises:
+        DataError: A file that does not split into the same columns, or without a needed column.
+    """
+    options = {"delim": settings.separator, "quote": '"', "all_varchar": True}
+    if settings.header is None:
+        options |= {"header": True}
+    else:
+        options |= {
+            "header": False,
+            "auto_detect": False,
+            "columns": dict.fromkeys(settings.header, "VARCHAR"),
+        }
+    with reading(files, "csv", needed):
+        for file in files[1:]:
+            require_columns(engine.read_csv(str(file), **options).columns, needed, file)
+        table = engine.read_csv([str(file) for file in files], **options)
+    require_columns(table.columns, needed, files[0])
+    return table
+
+
+def require_columns(found: Sequence[str], needed: dict[str, str], file: Path) -> None:
+    """Checks that a file has the columns that the config names.
+
+    Raises:
+        DataError: Names the config key, the column and the columns that look like it.
+    """
+    for key, column in needed.items():
+        if column in found:
+            continue
+        folded = {name.lower(): name for name in found}
+        near = difflib.get_close_matches(column.lower(), folded, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(repr(folded[name]) for name in near)}? " if near else ""
+        shown = ", ".join(found[:20]) + (", ..." if len(found) > 20 else "")
+        raise DataError(
+            f"{file} has no column {column!r} ({key}); it has: {shown}",
+            f"{hint}set {key} to the column's name, or check events.separator and events.header "
+            "if this is a CSV file",
+        )
+
+
+@contextmanager
+def reading(files: Sequence[Path], kind: Format, needed: dict[str, str]) -> Iterator[None]:
+    """Turns what the engine says about unreadable files into an error that names the file.
+
+    Raises:
+        DataError: The block failed because of a file's content.
+    """
+    try:
+        yield
+    except duckdb.OutOfMemoryException:
+        raise
+    except (duckdb.IOException, duckdb.DataError, duckdb.InvalidInputException) as error:
+        if kind == "parquet":
+            for file in files:
+                _read_through(file, list(needed.values()))
+        named = next((str(file) for file in files if str(file) in str(error)), None)
+        where = named or ", ".join(map(str, files[:3]))
+        raise DataError(
+            f"{where} cannot be read as {kind}: {first_line(error)}",
+            "check the file"
+            if kind == "parquet"
+            else "check events.separator and events.header, and the line that the message names",
+        ) from error
+
+
+def _read_through(file: Path, columns: list[str]) -> None:
+    try:
+        with pq.ParquetFile(file) as parquet:
+            for _ in parquet.iter_batches(columns=columns):
+                pass
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{file} cannot be read as Parquet: {first_line(error)}",
+        "the file is cut short, damaged or of another format (events.format): write it again",
+    )

@@ -1,0 +1,62 @@
+"""The windows stage: a log (or the simulator's settings) in, a dataset folder out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from thawline.config import Config
+from thawline.data.manifest import Manifest
+from thawline.data.windows import build_dataset
+from thawline.folders import whole_folder
+from thawline.tracking.runs import stage_run
+
+
+def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest:
+    """Builds the dataset folder `out`; a simulated log lies in its folder `source`.
+
+    Args:
+        config: The whole config; see `build_dataset` for what matters.
+        out: What stood there before is replaced once the new dataset is complete.
+        parent_run_id: The MLflow run of the pipeline.
+
+    Raises:
+        DataError: A log that cannot be read or used, or a window without data.
+        TrackingError: MLflow cannot be reached.
+    """
+    with stage_run(config, "windows", parent_run_id) as tracked:
+        with whole_folder(out) as folder, _status() as show:
+            manifest = build_dataset(config, folder, show)
+        spans = manifest.model_dump(mode="json", include={"pretrain", "finetune", "test"})
+        tracked.log_params(
+            {"data_version": manifest.data_version}
+            | config.windows.model_dump(mode="json")
+            | {
+                f"{name}_window": f"{span['start']} to {span['end']}"
+                for name, span in spans.items()
+            }
+        )
+        tracked.log_metrics(
+            {
+                "items": manifest.num_items,
+                "requests": manifest.requests,
+                "sequences": manifest.sequences,
+                "rejected": sum(manifest.rejected.values()),
+            }
+        )
+        tracked.log_artifact(Path(out) / "manifest.json")
+    return manifest
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Shows what is being done on standard error, where that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("windows") as status:
+        yield lambda step: status.update(f"windows: {step}")
