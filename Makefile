@@ -1,0 +1,47 @@
+# `make run` and `make test` do all the set-up on a fresh machine; a second time it costs nothing.
+
+PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
+	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+	2>/dev/null && echo $$python && break; done)
+FLAVOUR ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(FLAVOUR)
+CONFIG ?= examples/feed.yaml
+
+.PHONY: run test lint format bench install clean
+
+run: $(INSTALLED)  ## Simulated feed, all five stages through Kubeflow's local runner, to MLflow
+	$(BIN)/thawline run --config $(CONFIG) --runner kubeflow
+
+test: $(INSTALLED)  ## Every test, the slow ones too
+	$(BIN)/pytest
+
+lint: $(INSTALLED)  ## Format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)  ## Every benchmark that needs no GPU
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+install: $(INSTALLED)
+
+# TorchRec asks for FBGEMM's CUDA build, which cannot load without CUDA and, installed beside the
+# CPU build, overwrites it. On a CPU TorchRec is therefore installed without its dependencies,
+# after the `cpu` extra has brought them.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 with venv is needed; set PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(FLAVOUR),dev]'
+	test $(FLAVOUR) = gpu || $(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+clean:  ## Removes the environment and the runs
+	rm -rf $(VENV) runs

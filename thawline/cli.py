@@ -1,0 +1,320 @@
+"""The `thawline` command: one subcommand a stage, and `run` for all of them.
+
+Heavy imports stand inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from thawline import __version__
+from thawline.config import Config, dump_config, load_config, parse_config
+from thawline.errors import ConfigError, ThawlineError
+
+EMBEDDED_DEFAULT = "simulate: {}\n"
+"""What runs where no config file is given: the simulated feed."""
+
+app = typer.Typer(
+    help="Train recommenders whose ID embedding tables survive more than one epoch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="YAML config file. Without one, the simulated feed is used."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="Override a key, e.g. `finetune.epochs=1`."
+    ),
+]
+
+
+def _folder(name: str) -> Any:
+    return typer.Option(f"--{name}", help=f"The {name} folder. Default: `<workdir>/{name}`.")
+
+
+DatasetOption = Annotated[Path | None, _folder("dataset")]
+TableOption = Annotated[Path | None, _folder("table")]
+ModelOption = Annotated[Path | None, _folder("model")]
+EvaluationOption = Annotated[Path | None, _folder("evaluation")]
+RegistrationOption = Annotated[Path | None, _folder("registration")]
+
+
+@app.command()
+def run(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    runner: Annotated[
+        str,
+        typer.Option(
+            help="`process` runs the stages here; `kubeflow` runs the compiled pipeline with "
+            "Kubeflow's local runner."
+        ),
+    ] = "process",
+) -> None:
+    """Run all five stages: windows, pretrain, finetune, evaluate, register."""
+    settings = _read(config, overrides)
+    from thawline.stages import pipeline
+
+    if runner == "process":
+        result = pipeline.run(settings)
+    else:
+        result = _plugin("thawline.runners", runner, "--runner")(settings)
+    _show_result(settings, result)
+
+
+@app.command()
+def simulate(
+    out: Annotated[Path, typer.Argument(help="Folder to write the events to.")],
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write a simulated home feed: events, items and the true probabilities."""
+    settings = _read(config, overrides)
+    if settings.simulate is None:
+        raise ConfigError("the config has no simulate section", "add `simulate: {}`")
+    from thawline.data.simulate import simulate as simulate_feed
+
+    simulate_feed(settings.simulate, out)
+    _say(f"events: {out}")
+
+
+@app.command()
+def windows(
+    config: ConfigOption = None, overrides: SetOption = None, dataset: DatasetOption = None
+) -> None:
+    """Build the dataset: events to requests by day, sequences, catalog, hold-outs."""
+    settings = _read(config, overrides)
+    from thawline.stages import windows as stage
+
+    out = _path(settings, dataset, "dataset")
+    manifest = stage.run(settings, out)
+    counts = ", ".join(f"{name} {count:,}" for name, count in manifest.requests.items())
+    _say(f"dataset: {out} ({manifest.num_items:,} items; requests: {counts})")
+
+
+@app.command()
+def pretrain(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    dataset: DatasetOption = None,
+    table: TableOption = None,
+) -> None:
+    """Pretrain the item table on the sequences of a dataset."""
+    settings = _read(config, overrides)
+    from thawline.stages import pretrain as stage
+
+    out = _path(settings, table, "table")
+    stage.run(settings, _path(settings, dataset, "dataset"), out)
+    _say(f"table: {out}")
+
+
+@app.command()
+def finetune(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    dataset: DatasetOption = None,
+    table: TableOption = None,
+    model: ModelOption = None,
+) -> None:
+    """Fine-tune the ranker and the table by a recipe."""
+    settings = _read(config, overrides)
+    from thawline.stages import finetune as stage
+
+    out = _path(settings, model, "model")
+    epochs = stage.run(
+        settings,
+        _path(settings, dataset, "dataset"),
+        _path(settings, table, "table"),
+        out,
+    )
+    _console().print(_epoch_table(settings, epochs))
+    _say(f"model: {out}")
+
+
+@app.command()
+def evaluate(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    dataset: DatasetOption = None,
+    model: ModelOption = None,
+    evaluation: EvaluationOption = None,
+) -> None:
+    """Score a model on both hold-outs, write the report and decide the gate."""
+    settings = _read(config, overrides)
+    from thawline.stages import evaluate as stage
+
+    out = _path(settings, evaluation, "evaluation")
+    verdict = stage.run(
+        settings, _path(settings, dataset, "dataset"), _path(settings, model, "model"), out
+    )
+    _console().print(_metrics_table(verdict.metrics))
+    _say(f"gate: {'passed' if verdict.passed else 'refused'} ({'; '.join(verdict.reasons)})")
+    _say(f"report: {out / 'report.html'}")
+
+
+@app.command()
+def register(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    model: ModelOption = None,
+    evaluation: EvaluationOption = None,
+    registration: RegistrationOption = None,
+) -> None:
+    """Register an evaluated model that passed the gate in the MLflow registry."""
+    settings = _read(config, overrides)
+    from thawline.stages import register as stage
+
+    registered = stage.run(
+        settings,
+        _path(settings, model, "model"),
+        _path(settings, evaluation, "evaluation"),
+        _path(settings, registration, "registration"),
+    )
+    _say(f"registered: {registered.name} version {registered.version} @{registered.alias}")
+
+
+@app.command(name="config")
+def show_config(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of every key instead.")
+    ] = False,
+) -> None:
+    """Print the whole config with its defaults, after checking it."""
+    if schema:
+        typer.echo(json.dumps(Config.model_json_schema(), indent=2))
+    else:
+        typer.echo(dump_config(_read(config, overrides)), nl=False)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+for _command in entry_points(group="thawline.commands"):
+    app.command(_command.name)(_command.load())
+
+
+def main() -> None:
+    """Runs the command; errors that a user can act on are printed without a traceback."""
+    try:
+        app()
+    except ThawlineError as error:
+        Console(stderr=True).print(f"[bold red]Error:[/] {_escape(str(error))}", highlight=False)
+        sys.exit(2)
+
+
+def _read(config: Path | None, overrides: list[str] | None) -> Config:
+    if config is None:
+        return parse_config(EMBEDDED_DEFAULT, overrides or (), source="the embedded default")
+    return load_config(config, overrides or ())
+
+
+def _path(settings: Config, given: Path | None, name: str) -> Path:
+    return given or Path(settings.workdir) / name
+
+
+def _plugin(group: str, name: str, option: str) -> Any:
+    known = {point.name: point for point in entry_points(group=group)}
+    if name not in known:
+        raise ConfigError(f"{option}: no runner {name!r}", f"choose process, {', '.join(known)}")
+    return known[name].load()
+
+
+def _console() -> Console:
+    return Console()
+
+
+def _say(text: str) -> None:
+    _console().print(_escape(text), highlight=False, soft_wrap=True)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _show_result(settings: Config, result: Any) -> None:
+    from thawline.tracking.runs import tracking_uri
+
+    evaluation = json.loads((result.evaluation / "evaluation.json").read_text(encoding="utf-8"))
+    model = evaluation["model"]
+    console = _console()
+    console.print(_metrics_table(evaluation["metrics"]))
+    summary = Table.grid(padding=(0, 2))
+    summary.add_row("recipe", f"{model['recipe']}, {model['epochs']} epochs")
+    summary.add_row(
+        "gate", ("passed: " if result.passed else "refused: ") + "; ".join(result.reasons)
+    )
+    if result.registration is not None:
+        registered = json.loads(
+            (result.registration / "registration.json").read_text(encoding="utf-8")
+        )
+        uri = f"models:/{registered['name']}@{registered['alias']}"
+        summary.add_row("model", f"{uri} (version {registered['version']})")
+    summary.add_row("report", str((result.evaluation / "report.html").absolute()))
+    summary.add_row("runs", f"mlflow ui --backend-store-uri {tracking_uri(settings)}")
+    console.print(summary, soft_wrap=True)
+
+
+def _metrics_table(metrics: dict[str, Any]) -> Table:
+    table = Table(title="AUC by hold-out and tier", title_justify="left")
+    pieces = ["pooled", "head", "torso", "tail", "cold"]
+    for heading in ("hold-out", "action", "requests"):
+        table.add_column(heading)
+    for heading in (*pieces, "oracle"):
+        table.add_column(heading, justify="right")
+    for holdout, tree in metrics.items():
+        for action in tree["pooled"]:
+            slices = [tree["pooled"], *(tree["tiers"].get(piece, {}) for piece in pieces[1:])]
+            oracle = tree["oracle"] or {}
+            values = [piece.get(action, {}).get("auc") for piece in (*slices, oracle)]
+            table.add_row(holdout, action, f"{tree['requests']:,}", *map(_percent, values))
+    return table
+
+
+def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"{settings.finetune.recipe}: AUC after each epoch", title_justify="left")
+    for heading in ("epoch", "table trains", "hold-out", "action"):
+        table.add_column(heading)
+    pieces = ["pooled", "head", "torso", "tail", "cold"]
+    for heading in ("loss", *pieces):
+        table.add_column(heading, justify="right")
+    for epoch in epochs:
+        for holdout, tree in epoch["metrics"].items():
+            for action in tree["pooled"]:
+                slices = [tree["pooled"], *(tree["tiers"].get(piece, {}) for piece in pieces[1:])]
+                table.add_row(
+                    str(epoch["epoch"] + 1),
+                    f"{epoch['item_share']:.0%}",
+                    holdout,
+                    action,
+                    f"{epoch['losses']['total']:.4f}",
+                    *(_percent(piece.get(action, {}).get("auc")) for piece in slices),
+                )
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"

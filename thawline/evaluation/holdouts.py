@@ -1,0 +1,112 @@
+"""Scoring the hold-outs of a dataset with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from thawline.config import Config
+from thawline.data.audit import trivial_scores
+from thawline.data.batches import Batch, RequestReader
+from thawline.data.manifest import Dataset, Split
+from thawline.data.negatives import NegativeSampler
+from thawline.evaluation.metrics import holdout_metrics
+from thawline.evaluation.scored import Scored, concat, from_batch
+from thawline.progress import progress_bar
+
+HOLDOUTS: tuple[Split, ...] = ("next", "in_window")
+"""Never mixed: each is scored and reported apart."""
+
+SAMPLER_SEED = 0
+"""Evaluation negatives are the same for every model, whatever the seed of its training."""
+
+
+def score_holdout(
+    config: Config,
+    dataset: Dataset,
+    split: Split,
+    score: Callable[[Batch], Tensor],
+    *,
+    limit: int | None = None,
+) -> Scored | None:
+    """Scores a hold-out.
+
+    Args:
+        config: Its `negatives` and `evaluation` sections are used.
+        dataset: What holds the requests.
+        split: `next` or `in_window`.
+        score: From a batch to logits `[B, C, A]`.
+        limit: At most this many requests, evenly spread; None scores all.
+
+    Returns:
+        The scored candidates; None where the hold-out is empty.
+    """
+    reader = RequestReader(
+        dataset,
+        split,
+        batch_size=config.evaluation.batch_size,
+        sampler=evaluation_sampler(config, dataset),
+        shuffle=False,
+        limit=limit,
+    )
+    if reader.num_requests == 0:
+        return None
+    parts = []
+    with progress_bar(f"score {split}", reader.num_batches) as show:
+        for done, batch in enumerate(reader.epoch(0), start=1):
+            parts.append(from_batch(dataset.manifest.actions, batch, score(batch)))
+            show(done)
+    return concat(parts)
+
+
+def evaluation_sampler(config: Config, dataset: Dataset) -> NegativeSampler | None:
+    """The sampler of evaluation negatives; None where the log has impressions."""
+    if dataset.manifest.impressions:
+        return None
+    settings = config.negatives.model_copy(update={"resample": False})
+    return NegativeSampler(dataset, settings, SAMPLER_SEED)
+
+
+def all_metrics(
+    config: Config,
+    dataset: Dataset,
+    score: Callable[[Batch], Tensor],
+    *,
+    limit: int | None = None,
+    trivial: bool = False,
+) -> dict[str, Any]:
+    """The metrics tree of each hold-out that has requests, by its name.
+
+    Args:
+        config: Its `negatives` and `evaluation` sections are used.
+        dataset: What holds the requests.
+        score: From a batch to logits `[B, C, A]`.
+        limit: At most this many requests a hold-out.
+        trivial: Also reports scorers that know only trivial facts.
+    """
+    trees = {}
+    for split in HOLDOUTS:
+        scored = score_holdout(config, dataset, split, score, limit=limit)
+        if scored is not None:
+            trees[split] = holdout_metrics(
+                scored,
+                dataset.catalog.tier,
+                hit_at=config.evaluation.hit_at,
+                trivial=trivial_scores(dataset, scored.row, scored.candidate_timestamp)
+                if trivial
+                else None,
+            )
+    return trees
+
+
+def flat_metrics(trees: dict[str, Any]) -> dict[str, float | None]:
+    """Metrics trees as flat names: `next/pooled/save/auc`, `next/cold/click/hit_at_3`, ..."""
+    flat: dict[str, float | None] = {}
+    for holdout, tree in trees.items():
+        for piece, actions in {"pooled": tree["pooled"], **tree["tiers"]}.items():
+            for action, figures in actions.items():
+                for name, value in figures.items():
+                    flat[f"{holdout}/{piece}/{action}/{name.replace('@', '_at_')}"] = value
+    return flat

@@ -1,0 +1,185 @@
+"""A trained model as a folder, and back: safetensors, Parquet and JSON, never pickle.
+
+```
+model.json              what it is (Meta)
+ranker.safetensors      the network
+tables/item.safetensors the item rows
+catalog.parquet         item ids, by row
+```
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from thawline import __version__
+from thawline.config import Model
+from thawline.data.batches import Batch, padded_width
+from thawline.data.manifest import Catalog, Dataset
+from thawline.errors import DataError
+from thawline.model.ranker import Ranker
+
+SCHEMA_VERSION = 1
+
+
+class Meta(BaseModel):
+    """`model.json`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    thawline_version: str = __version__
+    data_version: str
+    recipe: str
+    epochs: int
+    seed: int
+    actions: list[str]
+    context: dict[str, list[str]]
+    history_length: int
+    num_rows: int
+    model: Model
+
+    @classmethod
+    def of(cls, dataset: Dataset, model: Model, *, recipe: str, epochs: int, seed: int) -> Meta:
+        """What a model trained on `dataset` will say of itself."""
+        manifest = dataset.manifest
+        return cls(
+            data_version=manifest.data_version,
+            recipe=recipe,
+            epochs=epochs,
+            seed=seed,
+            actions=manifest.actions,
+            context=manifest.context,
+            history_length=manifest.history_length,
+            num_rows=dataset.catalog.num_rows,
+            model=model,
+        )
+
+    def make_ranker(self) -> Ranker:
+        """A ranker of this shape with fresh parameters from torch's global generator."""
+        return Ranker(
+            self.model,
+            actions=len(self.actions),
+            context_sizes=[len(values) + 1 for values in self.context.values()],
+            history_length=padded_width(self.history_length),
+        )
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model ready to score."""
+
+    meta: Meta
+    ranker: Ranker
+    item_weight: Tensor
+    """`[num_rows, d]`, float32."""
+    catalog: Catalog
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Bundle:
+        """Reads a model folder.
+
+        Raises:
+            DataError: A missing, damaged or unfitting file; the message names it.
+        """
+        folder = Path(folder)
+        meta = _read_meta(folder / "model.json")
+        ranker = meta.make_ranker()
+        weights = load_tensors(folder / "ranker.safetensors")
+        try:
+            ranker.load_state_dict(weights)
+        except RuntimeError as error:
+            raise DataError(
+                f"{folder / 'ranker.safetensors'} does not fit model.json: {error}",
+                "use the files of one model folder together",
+            ) from error
+        ranker.eval()
+        item_weight = load_table(
+            folder / "tables" / "item.safetensors", meta.num_rows, meta.model.dim
+        )
+        return cls(meta, ranker, item_weight, Catalog.read(folder / "catalog.parquet"))
+
+    def to(self, device: str) -> Bundle:
+        """The same model on a device; the network is moved, not copied."""
+        return replace(self, ranker=self.ranker.to(device), item_weight=self.item_weight.to(device))
+
+    @torch.inference_mode()
+    def score(self, batch: Batch) -> Tensor:
+        """Logits `[B, C, A]`; what stands at masked candidates means nothing."""
+        batch = batch.to(self.item_weight.device)
+        return self.ranker(batch, self.item_weight.index_select(0, batch.rows))
+
+
+def save_bundle(
+    folder: Path, meta: Meta, ranker: Ranker, item_weight: Tensor, catalog: Path
+) -> None:
+    """Writes a model folder that `Bundle.load` reads; `catalog` is the Parquet file to copy."""
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    (folder / "model.json").write_text(meta.model_dump_json(indent=2), encoding="utf-8")
+    weights = {name: tensor.contiguous().cpu() for name, tensor in ranker.state_dict().items()}
+    save_file(weights, folder / "ranker.safetensors")
+    save_table(folder / "tables" / "item.safetensors", item_weight)
+    shutil.copyfile(catalog, folder / "catalog.parquet")
+
+
+def save_table(path: Path, weight: Tensor) -> None:
+    """Writes table rows `[N, d]`."""
+    save_file({"weight": weight.detach().contiguous().cpu()}, path)
+
+
+def load_table(path: Path, num_rows: int, dim: int) -> Tensor:
+    """Reads table rows `[num_rows, dim]`, float32.
+
+    Raises:
+        DataError: A missing or damaged file, another shape, a row that is not finite.
+    """
+    tensors = load_tensors(path)
+    weight = tensors.get("weight")
+    if weight is None or weight.shape != (num_rows, dim):
+        found = "no tensor `weight`" if weight is None else f"shape {list(weight.shape)}"
+        raise DataError(
+            f"{path} has {found}; [{num_rows}, {dim}] is needed",
+            "pretrain on this dataset, with this model.dim",
+        )
+    bad = (~torch.isfinite(weight)).any(1).nonzero()
+    if len(bad):
+        raise DataError(
+            f"{path}: row {int(bad[0])} (and {len(bad) - 1} more) holds NaN or inf",
+            "lower pretrain.table_learning_rate and pretrain again",
+        )
+    return weight.float()
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads a safetensors file.
+
+    Raises:
+        DataError: A missing or damaged file; the message names it.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "train the model again") from error
+
+
+def _read_meta(path: Path) -> Meta:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree.get("schema_version") != SCHEMA_VERSION:
+            raise DataError(
+                f"{path} has schema version {tree.get('schema_version')}; "
+                f"this Thawline reads {SCHEMA_VERSION}",
+                "train the model again, or use the Thawline that made it",
+            )
+        return Meta.model_validate(tree)
+    except (OSError, ValueError, ValidationError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "point to a model folder") from error

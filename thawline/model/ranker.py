@@ -1,0 +1,162 @@
+"""The article's ranker: history transformer, cross-attention, feature crosses, a head an action.
+
+It holds no ID table: the rows come in as one tensor, in the order of `Batch.rows`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from thawline.config import Model
+from thawline.data.batches import Batch
+from thawline.model.encoder import Block, HistoryEncoder
+from thawline.model.losses import contrastive_loss, head_loss, pairwise_loss
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The objectives of one batch; `total` is what is minimised."""
+
+    total: Tensor
+    head: Tensor
+    pairwise: Tensor
+    contrastive: Tensor
+
+
+class CrossNetwork(nn.Module):
+    """DCN v2: `x ← x₀ ⊙ (W x + b) + x`, a layer (Wang et al. 2021)."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        """Makes `layers` full-rank cross layers over features of width `width`."""
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[..., width]` to `[..., width]`."""
+        crossed = features
+        for layer in self.layers:
+            crossed = features * layer(crossed) + crossed
+        return crossed
+
+
+class Ranker(nn.Module):
+    """Scores the candidates of a request from the user's history and the context."""
+
+    def __init__(
+        self, settings: Model, *, actions: int, context_sizes: list[int], history_length: int
+    ) -> None:
+        """Makes a ranker with fresh parameters from torch's global generator.
+
+        Args:
+            settings: The config's `model` section.
+            actions: Number of heads.
+            context_sizes: Codes of each context column, 0 (missing) included.
+            history_length: Longest history.
+        """
+        super().__init__()
+        dim = settings.dim
+        self.settings = settings
+        self.action = nn.Embedding(2**actions, dim)
+        self.age = nn.Linear(1, dim)
+        self.encoder = HistoryEncoder(
+            dim,
+            layers=settings.layers,
+            heads=settings.heads,
+            ffn=settings.ffn,
+            dropout=settings.dropout,
+            max_length=history_length,
+        )
+        self.cross_attention = Block(dim, settings.heads, settings.ffn, settings.dropout)
+        self.cross_attention_norm = nn.LayerNorm(dim)
+        self.next_item = nn.Linear(dim, dim)
+        self.context = nn.ModuleList(
+            nn.Embedding(size, settings.context_dim) for size in context_sizes
+        )
+        width = 3 * dim + settings.context_dim * len(context_sizes)
+        self.cross = CrossNetwork(width, settings.cross_layers)
+        widths = [width, *settings.mlp]
+        self.mlp = nn.Sequential(
+            *(
+                module
+                for fan_in, fan_out in itertools.pairwise(widths)
+                for module in (nn.Linear(fan_in, fan_out), nn.ReLU(), nn.Dropout(settings.dropout))
+            )
+        )
+        self.heads = nn.Linear(width + widths[-1], actions)
+        nn.init.normal_(self.action.weight, std=0.02)
+        for table in self.context:
+            nn.init.normal_(table.weight, std=0.1)
+
+    def forward(self, batch: Batch, embeddings: Tensor) -> Tensor:
+        """Logits `[B, C, A]`, from the rows of `batch.rows` as `embeddings` `[n, d]`."""
+        history, candidates = _split_rows(batch, embeddings)
+        return self._score(batch, candidates, self._encode(batch, history))
+
+    def loss(self, batch: Batch, embeddings: Tensor) -> Losses:
+        """The training losses, from the rows of `batch.rows` as `embeddings` `[n, d]`."""
+        history, candidates = _split_rows(batch, embeddings)
+        encoded = self._encode(batch, history)
+        logits = self._score(batch, candidates, encoded)
+        head = head_loss(logits, batch.labels, batch.candidate_mask)
+        pairwise = pairwise_loss(logits, batch.labels, batch.candidate_mask)
+        contrastive = self._next_item_loss(batch, candidates, encoded)
+        total = (
+            head
+            + self.settings.pairwise_weight * pairwise
+            + self.settings.contrastive_weight * contrastive
+        )
+        return Losses(total, head, pairwise, contrastive)
+
+    def _encode(self, batch: Batch, history: Tensor) -> Tensor:
+        age = self.age(torch.log1p(batch.history_age).unsqueeze(-1))
+        return self.encoder(history + self.action(batch.history_action) + age)
+
+    def _score(self, batch: Batch, candidates: Tensor, encoded: Tensor) -> Tensor:
+        attended = self.cross_attention(candidates, _padding_mask(batch), encoded)
+        count = candidates.shape[1]
+        features = [
+            candidates,
+            self.cross_attention_norm(attended),
+            self._user_state(batch, encoded).unsqueeze(1).expand(-1, count, -1),
+        ]
+        for column, table in enumerate(self.context):
+            features.append(table(batch.context[:, column]).unsqueeze(1).expand(-1, count, -1))
+        crossed = torch.cat(features, dim=-1)
+        return self.heads(torch.cat([self.cross(crossed), self.mlp(crossed)], dim=-1))
+
+    def _user_state(self, batch: Batch, encoded: Tensor) -> Tensor:
+        length = (batch.history_row != 0).sum(1)
+        return encoded[torch.arange(len(encoded), device=encoded.device), length]
+
+    def _next_item_loss(self, batch: Batch, candidates: Tensor, encoded: Tensor) -> Tensor:
+        positive = (batch.labels > 0).any(-1) & batch.candidate_mask
+        request = positive.any(1).nonzero().squeeze(1)
+        first = positive.int().argmax(1)[request]
+        targets = candidates[request, first]
+        rows = batch.candidate_row[request, first]
+        return contrastive_loss(
+            self.next_item(self._user_state(batch, encoded)[request]),
+            targets,
+            rows,
+            targets,
+            rows,
+            batch.candidate_log_q[request, first],
+            temperature=self.settings.temperature,
+        )
+
+
+def _split_rows(batch: Batch, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    size, length = batch.history_row.shape
+    count = batch.candidate_row.shape[1]
+    history, candidates = embeddings.split([size * length, size * count])
+    return history.view(size, length, -1), candidates.view(size, count, -1)
+
+
+def _padding_mask(batch: Batch) -> Tensor:
+    """`[B, 1, 1, L + 1]`: -inf at padding, 0 at the start token and at items."""
+    padding = torch.zeros_like(batch.history_age).masked_fill(batch.history_row == 0, -torch.inf)
+    return nn.functional.pad(padding, (1, 0))[:, None, None, :]

@@ -1,0 +1,73 @@
+"""The evaluation stage: a dataset and a model folder in, metrics, a report and a verdict out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thawline.config import Config
+from thawline.data.manifest import Dataset
+from thawline.errors import DataError
+from thawline.evaluation.gate import decide
+from thawline.evaluation.holdouts import all_metrics, flat_metrics
+from thawline.evaluation.report import write_report
+from thawline.folders import whole_folder
+from thawline.model.bundle import Bundle
+from thawline.stages.machine import prepare_machine
+from thawline.tracking.runs import stage_run
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model may be registered, and why."""
+
+    passed: bool
+    reasons: list[str]
+    metrics: dict[str, Any]
+
+
+def run(
+    config: Config,
+    dataset: str | Path,
+    model: str | Path,
+    out: str | Path,
+    *,
+    parent_run_id: str = "",
+) -> Verdict:
+    """Scores the model on each hold-out and writes the evaluation folder `out`.
+
+    The folder holds `evaluation.json` (everything that the report shows) and `report.html`.
+    """
+    device = prepare_machine(config.runtime)
+    data = Dataset.open(dataset)
+    bundle = Bundle.load(model).to(device)
+    if bundle.meta.data_version != data.manifest.data_version:
+        raise DataError(
+            f"{model} was trained on data_version {bundle.meta.data_version}; "
+            f"{dataset} is {data.manifest.data_version}",
+            "evaluate a model on the dataset that it was trained on",
+        )
+    with (
+        stage_run(config, "evaluate", parent_run_id) as tracked,
+        whole_folder(out) as folder,
+    ):
+        metrics = all_metrics(config, data, bundle.score, trivial=True)
+        passed, reasons = decide(config.gate, metrics, data.manifest.actions)
+        epochs = json.loads((Path(model) / "epochs.json").read_text(encoding="utf-8"))
+        facts = {
+            "passed": passed,
+            "reasons": reasons,
+            "metrics": metrics,
+            "epochs": epochs,
+            "model": bundle.meta.model_dump(mode="json"),
+            "dataset": data.manifest.model_dump(mode="json"),
+        }
+        (folder / "evaluation.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+        write_report(folder / "report.html", facts)
+        tracked.log_params({"data_version": data.manifest.data_version})
+        tracked.log_metrics(flat_metrics(metrics), step=len(epochs))
+        tracked.log_artifact(folder / "evaluation.json")
+        tracked.log_artifact(folder / "report.html")
+    return Verdict(passed, reasons, metrics)

@@ -1,0 +1,120 @@
+"""The fine-tuning stage: a dataset and a pretrained table in, a model folder out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thawline.config import Config
+from thawline.data.batches import RequestReader
+from thawline.data.manifest import Dataset
+from thawline.data.negatives import NegativeSampler
+from thawline.evaluation.holdouts import all_metrics, flat_metrics
+from thawline.folders import whole_folder
+from thawline.model.bundle import Bundle, Meta, load_table, save_bundle
+from thawline.progress import progress_bar
+from thawline.stages.machine import prepare_machine
+from thawline.tables.local import LocalTable
+from thawline.tracking.runs import stage_run
+from thawline.training.loop import EpochSummary, Trainer
+from thawline.training.schedule import make_schedule
+
+
+def run(
+    config: Config,
+    dataset: str | Path,
+    table: str | Path,
+    out: str | Path,
+    *,
+    parent_run_id: str = "",
+) -> list[dict[str, Any]]:
+    """Fine-tunes the ranker and the table by the recipe and writes the model folder `out`.
+
+    Returns:
+        What the folder's `epochs.json` holds: for each epoch its losses, times, the share of it in
+        which the table trained, and the metrics of each hold-out.
+    """
+    device = prepare_machine(config.runtime)
+    settings = config.finetune
+    schedule = make_schedule(settings.recipe, settings.epochs)
+    data = Dataset.open(dataset)
+    meta = Meta.of(
+        data,
+        config.model,
+        recipe=settings.recipe,
+        epochs=settings.epochs,
+        seed=config.seed,
+    )
+    rows = load_table(Path(table) / "item.safetensors", meta.num_rows, config.model.dim)
+    with (
+        stage_run(config, "finetune", parent_run_id) as tracked,
+        whole_folder(out) as folder,
+    ):
+        tracked.log_params(
+            {"data_version": data.manifest.data_version, "seed": config.seed}
+            | settings.model_dump(mode="json")
+        )
+        torch.manual_seed(config.seed)
+        ranker = meta.make_ranker().to(device)
+        item_table = LocalTable(
+            rows.to(device), learning_rate=settings.table_learning_rate, trainable=False
+        )
+        trained = Bundle(meta, ranker, item_table.weight, data.catalog)
+        sampler = (
+            None
+            if data.manifest.impressions
+            else NegativeSampler(data, config.negatives, config.seed)
+        )
+        reader = RequestReader(
+            data,
+            "train",
+            batch_size=settings.batch_size,
+            seed=config.seed,
+            sampler=sampler,
+            prefetch=settings.prefetch_batches,
+            shuffle_groups=settings.shuffle_groups,
+            group_by_length=settings.group_by_length,
+        )
+        epochs: list[dict[str, Any]] = []
+        with progress_bar("finetune", settings.epochs * reader.num_batches) as show:
+            trainer = Trainer(
+                ranker,
+                item_table,
+                reader,
+                schedule,
+                learning_rate=settings.learning_rate,
+                reset_state_at_thaw=settings.reset_state_at_thaw,
+                clip_norm=settings.clip_norm,
+                device=device,
+                on_step=lambda step, steps: show(step),
+            )
+            for summary in trainer.epochs():
+                metrics = _holdout_metrics(config, data, trained)
+                epochs.append(asdict(summary) | {"metrics": metrics})
+                tracked.log_metrics(_flat(summary, metrics), step=summary.epoch + 1)
+        save_bundle(folder, meta, ranker, item_table.weight, data.root / "catalog.parquet")
+        (folder / "epochs.json").write_text(json.dumps(epochs, indent=2), encoding="utf-8")
+        tracked.log_artifact(folder / "epochs.json")
+    return epochs
+
+
+def _holdout_metrics(config: Config, data: Dataset, trained: Bundle) -> dict[str, Any]:
+    limit = config.evaluation.epoch_requests
+    if not limit:
+        return {}
+    trained.ranker.eval()
+    return all_metrics(config, data, trained.score, limit=limit)
+
+
+def _flat(summary: EpochSummary, metrics: dict[str, Any]) -> dict[str, float | None]:
+    values: dict[str, float | None] = {
+        f"train_{name}": loss for name, loss in summary.losses.items()
+    }
+    values["seconds"] = summary.seconds
+    values["waiting_share"] = summary.waiting / summary.seconds
+    values["table_trained_share"] = summary.item_share
+    return values | flat_metrics(metrics)

@@ -1,0 +1,95 @@
+"""The pretraining stage: a dataset in, a contrastive item table out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from thawline.config import Config
+from thawline.data.batches import SequenceReader, padded_width
+from thawline.data.manifest import Dataset
+from thawline.folders import whole_folder
+from thawline.model.bundle import save_table
+from thawline.progress import progress_bar
+from thawline.stages.machine import prepare_machine
+from thawline.tables.local import LocalTable
+from thawline.tracking.runs import stage_run
+from thawline.training.pretrain import Pretrainer
+
+HELD_OUT_SEQUENCES = 2_000
+"""Most held-out sequences that recall is measured on."""
+
+
+def run(
+    config: Config, dataset: str | Path, out: str | Path, *, parent_run_id: str = ""
+) -> dict[str, Any]:
+    """Pretrains the item table and writes the table folder `out`.
+
+    The folder holds `item.safetensors` and `table.json`: the rows, and where they come from.
+
+    Returns:
+        What `table.json` holds: data_version, num_rows, dim and a list of epochs.
+    """
+    device = prepare_machine(config.runtime)
+    data = Dataset.open(dataset)
+    settings = config.pretrain
+    with (
+        stage_run(config, "pretrain", parent_run_id) as tracked,
+        whole_folder(out) as folder,
+    ):
+        tracked.log_params(
+            {"data_version": data.manifest.data_version, "seed": config.seed}
+            | settings.model_dump(mode="json")
+        )
+        table = LocalTable.random(data.catalog.num_rows, config.model.dim, seed=config.seed)
+        reader = SequenceReader(
+            data, held_out=False, batch_size=settings.batch_size, seed=config.seed
+        )
+        held_out = SequenceReader(
+            data,
+            held_out=True,
+            batch_size=settings.batch_size,
+            shuffle=False,
+            limit=HELD_OUT_SEQUENCES,
+        )
+        epochs = []
+        with progress_bar("pretrain", settings.epochs * reader.num_batches) as show:
+            pretrainer = Pretrainer(
+                table,
+                reader,
+                held_out,
+                model=config.model,
+                settings=settings,
+                max_length=padded_width(config.windows.sequence_length),
+                seed=config.seed,
+                device=device,
+                on_step=lambda step, steps: show(step),
+            )
+            for summary in pretrainer.epochs():
+                recall = f"recall@{settings.recall_at}"
+                epoch = {
+                    "epoch": summary.epoch,
+                    "loss": summary.loss,
+                    recall: summary.recall,
+                    "seconds": summary.seconds,
+                }
+                epochs.append(epoch)
+                tracked.log_metrics(
+                    {
+                        "loss": summary.loss,
+                        f"recall_at_{settings.recall_at}": summary.recall,
+                        "seconds": summary.seconds,
+                    },
+                    step=summary.epoch + 1,
+                )
+        facts = {
+            "data_version": data.manifest.data_version,
+            "num_rows": data.catalog.num_rows,
+            "dim": config.model.dim,
+            "epochs": epochs,
+        }
+        save_table(folder / "item.safetensors", table.weight)
+        (folder / "table.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+        tracked.log_artifact(folder / "table.json")
+    return facts

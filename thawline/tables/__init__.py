@@ -1,0 +1,7 @@
+"""ID tables: rows looked up as a leaf, updated when and where the training loop says."""
+
+from thawline.tables.base import IdTable, Lookup
+from thawline.tables.local import LocalTable
+from thawline.tables.optimizers import RowOptimizer, RowWiseAdagrad
+
+__all__ = ["IdTable", "LocalTable", "Lookup", "RowOptimizer", "RowWiseAdagrad"]

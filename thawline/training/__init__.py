@@ -1,0 +1,1 @@
+"""Training: schedules, the loop, contrastive pretraining."""
