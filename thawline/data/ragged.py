@@ -32,7 +32,7 @@ class Ragged:
             dtypes: Name to the element type wanted.
 
         Raises:
-            ValueError: Columns whose lists differ in length, null or non-numeric elements.
+            ValueError: Columns whose lists differ in length, or lists that hold nulls.
         """
         shared, offsets = "", np.zeros(1, np.int64)
         values: dict[str, np.ndarray] = {}
@@ -43,8 +43,10 @@ class Ragged:
                 shared, offsets = name, relative
             elif not np.array_equal(offsets, relative):
                 raise ValueError(f"the lists of {name} and {shared} differ in length")
-            flat = column.values.slice(absolute[0], relative[-1]).to_numpy()
-            values[name] = flat.astype(dtypes[name], copy=False)
+            flat = column.values.slice(absolute[0], relative[-1])
+            if flat.null_count:
+                raise ValueError(f"the lists of {name} hold nulls")
+            values[name] = flat.to_numpy().astype(dtypes[name], copy=False)
         return cls(offsets[:-1], np.diff(offsets), values)
 
     @staticmethod

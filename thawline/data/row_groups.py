@@ -122,10 +122,8 @@ class RowGroups:
         """Rows of a group that `limit` leaves: ranks r with r * limit % found < limit."""
         if not self._found:
             return 0
-        end = group.first + group.wanted
-        return -(-end * self.num_rows // self._found) + (
-            -group.first * self.num_rows // self._found
-        )
+        before = (group.first - 1) * self.num_rows // self._found
+        return (group.first + group.wanted - 1) * self.num_rows // self._found - before
 
 
 def decode_lists(table: pa.Table, types: Mapping[str, type], num_rows: int) -> Ragged:
