@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from thawline.data.audit import trivial_scores
 from thawline.data.batches import Batch, RequestReader
 from thawline.data.manifest import Dataset, Split
 from thawline.data.negatives import NegativeSampler
-from thawline.evaluation.metrics import holdout_metrics
+from thawline.evaluation.metrics import holdout_curves, holdout_metrics
 from thawline.evaluation.scored import Scored, concat, from_batch
 from thawline.progress import progress_bar
 
@@ -75,7 +75,7 @@ def all_metrics(
     score: Callable[[Batch], Tensor],
     *,
     limit: int | None = None,
-    trivial: bool = False,
+    full: bool = False,
 ) -> dict[str, Any]:
     """The metrics tree of each hold-out that has requests, by its name.
 
@@ -84,29 +84,33 @@ def all_metrics(
         dataset: What holds the requests.
         score: From a batch to logits `[B, C, A]`.
         limit: At most this many requests a hold-out.
-        trivial: Also reports scorers that know only trivial facts.
+        full: Adds scorers that know only trivial facts, and the curves of the report.
     """
-    trees = {}
+    trees: dict[str, Any] = {}
     for split in HOLDOUTS:
         scored = score_holdout(config, dataset, split, score, limit=limit)
-        if scored is not None:
-            trees[split] = holdout_metrics(
-                scored,
-                dataset.catalog.tier,
-                hit_at=config.evaluation.hit_at,
-                trivial=trivial_scores(dataset, scored.row, scored.candidate_timestamp)
-                if trivial
-                else None,
-            )
+        if scored is None:
+            continue
+        trivial = (
+            trivial_scores(dataset, scored.row, scored.candidate_timestamp, config.negatives)
+            if full
+            else None
+        )
+        trees[split] = holdout_metrics(
+            scored, dataset.catalog.tier, hit_at=config.evaluation.hit_at, trivial=trivial
+        )
+        if full:
+            trees[split]["curves"] = holdout_curves(scored)
     return trees
 
 
-def flat_metrics(trees: dict[str, Any]) -> dict[str, float | None]:
-    """Metrics trees as flat names: `next/pooled/save/auc`, `next/cold/click/hit_at_3`, ..."""
-    flat: dict[str, float | None] = {}
+def flat_metrics(trees: Mapping[str, Any]) -> dict[str, float]:
+    """The defined figures of metrics trees by flat names, as `next/cold/click/hit_at_3`."""
+    flat: dict[str, float] = {}
     for holdout, tree in trees.items():
         for piece, actions in {"pooled": tree["pooled"], **tree["tiers"]}.items():
             for action, figures in actions.items():
                 for name, value in figures.items():
-                    flat[f"{holdout}/{piece}/{action}/{name.replace('@', '_at_')}"] = value
+                    if value is not None:
+                        flat[f"{holdout}/{piece}/{action}/{name.replace('@', '_at_')}"] = value
     return flat

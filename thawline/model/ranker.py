@@ -89,7 +89,7 @@ class Ranker(nn.Module):
         self.heads = nn.Linear(width + widths[-1], actions)
         nn.init.normal_(self.action.weight, std=0.02)
         for table in self.context:
-            nn.init.normal_(table.weight, std=0.1)
+            nn.init.normal_(table.get_parameter("weight"), std=0.1)
 
     def forward(self, batch: Batch, embeddings: Tensor) -> Tensor:
         """Logits `[B, C, A]`, from the rows of `batch.rows` as `embeddings` `[n, d]`."""

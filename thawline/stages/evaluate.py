@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thawline.config import Config
+from thawline.config import Config, dump_config
 from thawline.data.manifest import Dataset
 from thawline.errors import DataError
 from thawline.evaluation.gate import decide
-from thawline.evaluation.holdouts import all_metrics, flat_metrics
+from thawline.evaluation.holdouts import all_metrics
 from thawline.evaluation.report import write_report
 from thawline.folders import whole_folder
 from thawline.model.bundle import Bundle
@@ -53,21 +53,29 @@ def run(
         stage_run(config, "evaluate", parent_run_id) as tracked,
         whole_folder(out) as folder,
     ):
-        metrics = all_metrics(config, data, bundle.score, trivial=True)
+        metrics = all_metrics(config, data, bundle.score, full=True)
         passed, reasons = decide(config.gate, metrics, data.manifest.actions)
         epochs = json.loads((Path(model) / "epochs.json").read_text(encoding="utf-8"))
         facts = {
+            "title": config.tracking.model_name,
             "passed": passed,
             "reasons": reasons,
             "metrics": metrics,
             "epochs": epochs,
             "model": bundle.meta.model_dump(mode="json"),
             "dataset": data.manifest.model_dump(mode="json"),
+            "config": dump_config(config),
         }
         (folder / "evaluation.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
         write_report(folder / "report.html", facts)
         tracked.log_params({"data_version": data.manifest.data_version})
-        tracked.log_metrics(flat_metrics(metrics), step=len(epochs))
+        tracked.log_metrics(
+            {name: _figures(tree) for name, tree in metrics.items()}, step=len(epochs)
+        )
         tracked.log_artifact(folder / "evaluation.json")
         tracked.log_artifact(folder / "report.html")
     return Verdict(passed, reasons, metrics)
+
+
+def _figures(tree: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if key != "curves" and value is not None}

@@ -13,7 +13,7 @@ from thawline.config import Config
 from thawline.data.batches import RequestReader
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
-from thawline.evaluation.holdouts import all_metrics, flat_metrics
+from thawline.evaluation.holdouts import all_metrics
 from thawline.folders import whole_folder
 from thawline.model.bundle import Bundle, Meta, load_table, save_bundle
 from thawline.progress import progress_bar
@@ -95,7 +95,7 @@ def run(
             for summary in trainer.epochs():
                 metrics = _holdout_metrics(config, data, trained)
                 epochs.append(asdict(summary) | {"metrics": metrics})
-                tracked.log_metrics(_flat(summary, metrics), step=summary.epoch + 1)
+                tracked.log_metrics(_logged(summary) | metrics, step=summary.epoch + 1)
         save_bundle(folder, meta, ranker, item_table.weight, data.root / "catalog.parquet")
         (folder / "epochs.json").write_text(json.dumps(epochs, indent=2), encoding="utf-8")
         tracked.log_artifact(folder / "epochs.json")
@@ -110,11 +110,10 @@ def _holdout_metrics(config: Config, data: Dataset, trained: Bundle) -> dict[str
     return all_metrics(config, data, trained.score, limit=limit)
 
 
-def _flat(summary: EpochSummary, metrics: dict[str, Any]) -> dict[str, float | None]:
-    values: dict[str, float | None] = {
-        f"train_{name}": loss for name, loss in summary.losses.items()
+def _logged(summary: EpochSummary) -> dict[str, Any]:
+    return {
+        "train": summary.losses,
+        "seconds": summary.seconds,
+        "waiting_share": summary.waiting / summary.seconds,
+        "table_trained_share": summary.item_share,
     }
-    values["seconds"] = summary.seconds
-    values["waiting_share"] = summary.waiting / summary.seconds
-    values["table_trained_share"] = summary.item_share
-    return values | flat_metrics(metrics)

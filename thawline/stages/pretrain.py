@@ -67,22 +67,14 @@ def run(
                 on_step=lambda step, steps: show(step),
             )
             for summary in pretrainer.epochs():
-                recall = f"recall@{settings.recall_at}"
                 epoch = {
                     "epoch": summary.epoch,
                     "loss": summary.loss,
-                    recall: summary.recall,
+                    f"recall@{settings.recall_at}": summary.recall,
                     "seconds": summary.seconds,
                 }
                 epochs.append(epoch)
-                tracked.log_metrics(
-                    {
-                        "loss": summary.loss,
-                        f"recall_at_{settings.recall_at}": summary.recall,
-                        "seconds": summary.seconds,
-                    },
-                    step=summary.epoch + 1,
-                )
+                tracked.log_metrics(epoch, step=summary.epoch + 1)
         facts = {
             "data_version": data.manifest.data_version,
             "num_rows": data.catalog.num_rows,
