@@ -384,15 +384,28 @@ def test_closing_or_dropping_the_iterator_ends_the_thread(feed: Dataset) -> None
     assert readers() == []
 
 
-def test_closing_stops_a_reader_that_is_filling_its_buffer(
+def test_closing_stops_a_reader_between_two_row_groups(
     feed: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = count_reads(monkeypatch)
-    reader = RequestReader(feed, "train", batch_size=4, sampler=None, prefetch=1, shuffle_groups=4)
-    batches = reader.epoch(0)
+    read: list[int] = []
+    go_on = threading.Event()
+    original = RowGroups.read
+
+    def slow(self: RowGroups, position: int) -> Any:
+        read.append(position)
+        if len(read) == 10:
+            go_on.wait(30)
+        return original(self, position)
+
+    monkeypatch.setattr(RowGroups, "read", slow)
+    # One batch a buffer: the thread reads the next eight groups while the first batch is used.
+    batches = RequestReader(
+        feed, "train", batch_size=40, sampler=None, prefetch=2, shuffle_groups=8
+    ).epoch(0)
     next(batches)
+    threading.Timer(0.2, go_on.set).start()
     batches.close()  # type: ignore[attr-defined]
-    assert len(read) <= 4 + 2
+    assert len(read) <= 10
 
 
 def test_a_consumer_that_fails_leaves_no_thread(feed: Dataset) -> None:

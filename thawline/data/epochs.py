@@ -71,9 +71,9 @@ class Epochs:
             parts = []
             batches, rest = self._cut(buffer, rng)
             for number, batch in enumerate(batches, 1):
+                yield buffer, batch
                 due = self.buffer_groups * number // len(batches)
                 parts += islice(chunks, due - len(parts))
-                yield buffer, batch
             parts += islice(chunks, self.buffer_groups - len(parts))
             if parts:
                 parts.insert(0, buffer.take(rest))
