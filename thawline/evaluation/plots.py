@@ -71,7 +71,7 @@ _STYLE: Any = {
 def auc_by_epoch(
     series: Mapping[str, Sequence[float | None]],
     epochs: Sequence[int],
-    trained: Sequence[float | bool | None],
+    trained: Sequence[float | None],
     label: str,
 ) -> Markup:
     """AUC of each slice after each epoch, with the epochs in which the table trains beneath.
@@ -79,7 +79,7 @@ def auc_by_epoch(
     Args:
         series: By slice (`pooled` and the tiers), one AUC an epoch; None leaves a gap.
         epochs: Number of each epoch.
-        trained: Whether (or for which share of it) the table trains in each epoch.
+        trained: Share of each epoch in which the table trains; None counts as 0.
         label: What a reader who cannot see the plot is told.
     """
     with mpl.rc_context(_STYLE):
@@ -189,14 +189,14 @@ def requests_by_day(counts: Mapping[str, int], test: Sequence[str]) -> Markup:
         return _svg(figure, "Requests of each day")
 
 
-def schedule_word(share: float | bool | None) -> str:
+def schedule_word(share: float | None) -> str:
     """Whether the table trains in an epoch, or for which share of it."""
     if not share:
         return "frozen"
     return "trains" if share >= 1 else f"trains {share:.0%}"
 
 
-def _schedule(strip: Axes, epochs: Sequence[int], trained: Sequence[float | bool | None]) -> None:
+def _schedule(strip: Axes, epochs: Sequence[int], trained: Sequence[float | None]) -> None:
     for epoch, share in zip(epochs, trained, strict=True):
         on = float(share or 0)
         strip.broken_barh(

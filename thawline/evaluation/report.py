@@ -33,7 +33,8 @@ def write_report(path: str | Path, evaluation: Tree) -> None:
               `metrics.holdout_curves` under the key `curves` where ROC and calibration are wanted.
             - `title`: the heading, usually the model's name.
             - `passed`, `reasons`: the gate's verdict.
-            - `epochs`: entries of `epochs.json`, in order.
+            - `epochs`: entries of `epochs.json` in order, with `metrics` and, where known, `losses`
+              by objective, `item_share` (share of the epoch in which the table trained), `seconds`.
             - `model`: `model.json`.
             - `dataset`: `manifest.json`.
             - `facts`: what else to say about the run, by name, in order.
@@ -75,6 +76,7 @@ def render_report(evaluation: Tree) -> str:
         ],
         epochs=[_epoch(index, entry) for index, entry in enumerate(epochs, start=1)],
         epoch_heads=_epoch_heads(epochs),
+        losses=list(epochs[-1].get("losses") or {}) if epochs else [],
         facts=_facts(model) | dict(evaluation.get("facts") or {}),
         dataset=_dataset(dataset) if dataset else None,
         sampled=sampled,
@@ -172,7 +174,7 @@ def _by_epoch(holdout: str, action: str, epochs: Sequence[Tree]) -> Markup | Non
     return plots.auc_by_epoch(
         series,
         [index for index, _, _ in scored],
-        [_trained_share(entry) for _, entry, _ in scored],
+        [entry.get("item_share") for _, entry, _ in scored],
         f"{holdout}: AUC of {action} after each epoch, pooled and by tier",
     )
 
@@ -228,20 +230,13 @@ def _calibration(bins: Sequence[Tree], sampled: bool) -> str:
 
 
 def _epoch(index: int, entry: Tree) -> dict[str, Any]:
-    loss = entry.get("train_loss")
-    if loss is None:
-        loss = (entry.get("losses") or {}).get("total")
     return {
         "number": index,
-        "schedule": plots.schedule_word(_trained_share(entry)),
-        "loss": loss,
+        "schedule": plots.schedule_word(entry.get("item_share")),
+        "losses": entry.get("losses") or {},
         "seconds": entry.get("seconds"),
         "metrics": entry.get("metrics") or {},
     }
-
-
-def _trained_share(entry: Tree) -> float:
-    return float(entry.get("item_share", entry.get("table_trained")) or 0)
 
 
 def _epoch_heads(epochs: Sequence[Tree]) -> list[tuple[str, str]]:
