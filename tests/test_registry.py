@@ -1,0 +1,278 @@
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from mlflow_helpers import INT_IDS, STRING_IDS, make_config, write_evaluation, write_model
+
+from thawline.errors import TrackingError
+from thawline.stages import register
+from thawline.tracking import registry, runs
+from thawline.tracking.server import connect, tracking_uri
+
+pytest_plugins = ["mlflow_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_mlflow_environment")
+
+NAME = "thawline-ranker"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    write_model(tmp_path / "model", INT_IDS)
+    write_evaluation(tmp_path / "evaluation")
+    return tmp_path / "model", tmp_path / "evaluation", tmp_path / "registration"
+
+
+def versions(config):
+    return sorted(
+        int(version.version) for version in connect(config).search_model_versions(f"name='{NAME}'")
+    )
+
+
+def champion(config):
+    return int(connect(config).get_model_version_by_alias(NAME, "champion").version)
+
+
+def test_a_version_carries_its_origin_and_the_alias(sqlite_config, folders, monkeypatch):
+    monkeypatch.setenv("THAWLINE_GIT_COMMIT", "abc123")
+    parent = runs.start_parent(sqlite_config, "retrain")
+    registration = register.run(sqlite_config, *folders, parent_run_id=parent)
+    assert registration == registry.Registration(NAME, "1", "champion")
+    assert json.loads((folders[2] / "registration.json").read_text()) == {
+        "name": NAME,
+        "version": "1",
+        "alias": "champion",
+        "uri": f"models:/{NAME}/1",
+    }
+    version = connect(sqlite_config).get_model_version_by_alias(NAME, "champion")
+    assert version.status == "READY"
+    assert version.tags == {
+        "thawline.parent_run_id": parent,
+        "thawline.data_version": "data-1",
+        "thawline.recipe": "freeze-until-last",
+        "thawline.version": "0.1.0",
+        "thawline.git_commit": "abc123",
+        "thawline.auc.save.next": "0.712346",
+        "thawline.aliased": "champion",
+    }
+    run = connect(sqlite_config).get_run(version.run_id)
+    assert run.data.tags["mlflow.parentRunId"] == parent
+    assert run.data.tags["thawline.model_version"] == f"{NAME}/1"
+    (output,) = run.outputs.model_outputs
+    logged = connect(sqlite_config).get_logged_model(output.model_id)
+    assert logged.status == "READY"
+    assert logged.artifact_location == version.source
+
+
+def test_one_pipeline_run_registers_one_version_however_often_it_tries(sqlite_config, folders):
+    parent = runs.start_parent(sqlite_config, "retrain")
+    first = register.run(sqlite_config, *folders, parent_run_id=parent)
+    again = register.run(sqlite_config, *folders, parent_run_id=parent)
+    assert first == again
+    assert versions(sqlite_config) == [1]
+    assert champion(sqlite_config) == 1
+
+
+def test_a_later_run_takes_the_alias_and_a_repeated_older_one_does_not_take_it_back(
+    sqlite_config, folders
+):
+    older, newer = (runs.start_parent(sqlite_config, "retrain") for _ in range(2))
+    register.run(sqlite_config, *folders, parent_run_id=older)
+    register.run(sqlite_config, *folders, parent_run_id=newer)
+    assert (versions(sqlite_config), champion(sqlite_config)) == ([1, 2], 2)
+    again = register.run(sqlite_config, *folders, parent_run_id=older)
+    assert again.version == "1"
+    assert (versions(sqlite_config), champion(sqlite_config)) == ([1, 2], 2)
+
+
+def test_a_version_left_without_its_alias_gets_it_on_the_next_try(
+    sqlite_config, folders, monkeypatch
+):
+    parent = runs.start_parent(sqlite_config, "retrain")
+
+    def down(*_):
+        raise ConnectionError("Connection refused")
+
+    client = type(connect(sqlite_config))
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "set_registered_model_alias", down)
+        with pytest.raises(TrackingError, match="giving thawline-ranker version 1 the alias"):
+            register.run(sqlite_config, *folders, parent_run_id=parent)
+    assert not folders[2].exists()
+    registration = register.run(sqlite_config, *folders, parent_run_id=parent)
+    assert registration.version == "1"
+    assert (versions(sqlite_config), champion(sqlite_config)) == ([1], 1)
+
+
+def test_a_model_that_did_not_pass_is_refused_with_the_reasons(sqlite_config, folders, tmp_path):
+    failed = write_evaluation(tmp_path / "failed", passed=False)
+    with pytest.raises(TrackingError, match=r"did not pass the gate.*AUC 0\.41 is under"):
+        register.run(sqlite_config, folders[0], failed, folders[2])
+    assert connect(sqlite_config).search_registered_models() == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"passed": "yes", "metrics": {}}', '{"passed": true}'])
+def test_a_damaged_evaluation_is_named(sqlite_config, folders, tmp_path, text):
+    (tmp_path / "evaluation" / "evaluation.json").write_text(text)
+    with pytest.raises(TrackingError, match=r"evaluation\.json cannot be read"):
+        register.run(sqlite_config, *folders)
+
+
+def test_a_model_that_scores_nan_reaches_neither_the_registry_nor_the_server(
+    sqlite_config, folders, tmp_path
+):
+    write_model(tmp_path / "broken", INT_IDS, broken=True)
+    with pytest.raises(TrackingError, match=r"scores save of its example as .*nan"):
+        register.run(sqlite_config, tmp_path / "broken", folders[1], folders[2])
+    client = connect(sqlite_config)
+    assert client.search_registered_models() == []
+    experiment = client.get_experiment_by_name("thawline").experiment_id
+    assert list(client.search_logged_models([experiment])) == []
+
+
+def test_a_name_with_spaces_is_refused_before_anything_is_uploaded(sqlite_config, folders):
+    tracking = sqlite_config.tracking.model_copy(update={"model_name": "my model"})
+    config = sqlite_config.model_copy(update={"tracking": tracking})
+    with pytest.raises(TrackingError, match=r"set tracking\.model_name=my-model"):
+        register.run(config, *folders)
+    assert connect(config).search_registered_models() == []
+
+
+def test_registering_leaves_the_import_path_as_it_was(sqlite_config, folders):
+    before = list(sys.path)
+    register.run(sqlite_config, *folders)
+    assert sys.path == before
+
+
+SCORE_ELSEWHERE = """
+    import importlib.util, json, sys
+    # As on a machine without Thawline.
+    find = importlib.machinery.PathFinder.find_spec
+    sys.path = [folder for folder in sys.path if find("thawline", [folder]) is None]
+    sys.meta_path = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
+    assert importlib.util.find_spec("thawline") is None
+    import mlflow, pandas
+    model = mlflow.pyfunc.load_model(sys.argv[1])
+    scores = model.predict(pandas.DataFrame(json.loads(sys.argv[2])))
+    import thawline
+    heavy = {"ibis", "duckdb", "matplotlib", "kfp", "torchrec"} & set(sys.modules)
+    print(json.dumps([thawline.__file__, sorted(heavy), scores.to_dict("list")]))
+"""
+
+
+def score_elsewhere(config, uri, requests, cwd):
+    """Scores in a fresh process that may not unpickle and does not know Thawline."""
+    environment = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": tracking_uri(config),
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    asked = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCORE_ELSEWHERE), uri, json.dumps(requests)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=cwd,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    return json.loads(asked.stdout.splitlines()[-1])
+
+
+def by_hand(bundle, requests):
+    """The same requests scored one by one through the bundle, rows looked up in a dict."""
+    from test_served import expected
+
+    class Loaded:
+        pass
+
+    loaded = Loaded()
+    loaded.bundle = bundle
+    catalog = bundle.catalog.item_id.to_pylist()
+    return [expected(loaded, catalog, request) for request in requests]
+
+
+def test_a_fresh_process_without_pickle_and_without_thawline_scores_the_same(
+    sqlite_config, folders, tmp_path
+):
+    bundle = write_model(tmp_path / "strings", STRING_IDS)
+    register.run(sqlite_config, tmp_path / "strings", folders[1], folders[2])
+    requests = [
+        {
+            "history": STRING_IDS * 3,
+            "candidates": STRING_IDS[:4],
+            "history_action": [1, 2, 3] * 6,
+            "history_age": [float(age) for age in range(18, 0, -1)],
+            "surface": "home",
+        },
+        {
+            "history": [],
+            "candidates": ["nobody knows this", "N9"],
+            "history_action": [],
+            "history_age": [],
+            "surface": "13",
+        },
+    ]
+    file, heavy, scores = score_elsewhere(
+        sqlite_config, f"models:/{NAME}@champion", requests, folders[0]
+    )
+    assert file.startswith(str(tmp_path / "work" / "mlartifacts"))
+    assert heavy == []
+    for row, wanted in enumerate(by_hand(bundle, requests)):
+        found = np.array([scores["save"][row], scores["click"][row]]).T
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_the_registered_model_holds_no_pickle(sqlite_config, folders, tmp_path):
+    register.run(sqlite_config, *folders)
+    stored = list((tmp_path / "work" / "mlartifacts").rglob("artifacts/MLmodel"))
+    assert len(stored) == 1
+    files = [path for path in stored[0].parent.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    # A pickle starts with 0x80, what torch.save and numpy write with PK and 0x93.
+    assert [path for path in files if path.read_bytes()[:1] in (b"\x80", b"P", b"\x93")] == [
+        path for path in files if path.suffix == ".parquet"
+    ]
+
+
+def test_the_signature_fixes_no_length_and_needs_two_columns_only(tmp_path):
+    for ids, kind in ((INT_IDS, "long"), (STRING_IDS, "string")):
+        bundle = write_model(tmp_path / kind, ids)
+        signature = registry.signature(bundle)
+        assert {column.name: column.required for column in signature.inputs} == {
+            "history": True,
+            "candidates": True,
+            "history_action": False,
+            "history_age": False,
+            "surface": False,
+            "device": False,
+        }
+        assert str(signature.inputs.input_dict()["history"].type) == f"Array({kind})"
+        assert [column.name for column in signature.outputs] == ["save", "click"]
+
+
+def test_the_example_of_a_catalog_with_one_item_can_be_scored(sqlite_config, folders, tmp_path):
+    write_model(tmp_path / "one", [5])
+    registration = register.run(sqlite_config, tmp_path / "one", folders[1], folders[2])
+    assert registration.version == "1"
+
+
+@pytest.mark.slow
+def test_a_real_server_keeps_the_model_and_gives_it_to_another_process(
+    server_uri, folders, tmp_path
+):
+    config = make_config(tmp_path, uri=server_uri)
+    parent = runs.start_parent(config, "retrain")
+    register.run(config, *folders, parent_run_id=parent)
+    again = register.run(config, *folders, parent_run_id=parent)
+    assert (again.version, versions(config), champion(config)) == ("1", [1], 1)
+    requests = [{"history": INT_IDS, "candidates": INT_IDS}]
+    _, _, scores = score_elsewhere(config, f"models:/{NAME}@champion", requests, tmp_path)
+    bundle = write_model(tmp_path / "same", INT_IDS)
+    found = np.array([scores["save"][0], scores["click"][0]]).T
+    np.testing.assert_allclose(found, by_hand(bundle, requests)[0], atol=1e-6)
+    assert not (tmp_path / "mlartifacts").exists()
