@@ -71,7 +71,7 @@ def hash63(text: ir.StringValue) -> ir.IntegerValue:
     digits = text.hexdigest("md5").substr(0, 16)
     # Only the engine's own cast reads hexadecimal digits fast; it wants them unsigned.
     unsigned = (ibis.literal("0x") + digits).cast("uint64")
-    return (unsigned // 2).cast("int64")
+    return (unsigned >> 1).cast("int64")
 
 
 def hashed_below(text: ir.StringValue, salt: str, share: float) -> ir.BooleanValue:

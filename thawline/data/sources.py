@@ -28,6 +28,15 @@ SUFFIXES: dict[str, Format] = {
 }
 COMPRESSED = (".gz", ".zst")
 CHUNK_BYTES = 1 << 20
+OURS = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.InternalException,
+    duckdb.NotImplementedException,
+    duckdb.OutOfMemoryException,
+    duckdb.ParserException,
+)
+"""What the engine raises for reasons that are not in a file."""
 
 
 def find_files(path: str | Sequence[str], key: str = "events.path") -> list[Path]:
@@ -195,9 +204,9 @@ def reading(files: Sequence[Path], kind: Format, needed: dict[str, str]) -> Iter
     """
     try:
         yield
-    except duckdb.OutOfMemoryException:
+    except OURS:
         raise
-    except (duckdb.IOException, duckdb.DataError, duckdb.InvalidInputException) as error:
+    except duckdb.Error as error:
         if kind == "parquet":
             for file in files:
                 _read_through(file, list(needed.values()))

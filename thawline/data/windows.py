@@ -6,8 +6,7 @@ import datetime
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import ibis.expr.types as ir
@@ -31,30 +30,13 @@ from thawline.data.requests import (
 )
 from thawline.data.simulate import simulate
 from thawline.data.sources import find_files, fingerprints
+from thawline.data.spans import EPOCH, Spans, span_of
 from thawline.data.truth import join_truth, require_complete
 from thawline.data.vocabularies import build_vocabularies, encode_context
 from thawline.errors import DataError
 
 NEUTRAL = {"events": {"path", "truth"}, "windows": {"memory_limit", "max_rejected"}}
 """Config keys that change nothing in a dataset: of an input file, the content counts."""
-
-
-@dataclass(frozen=True)
-class Spans:
-    """The windows of a run."""
-
-    pretrain: Window
-    finetune: Window
-    test: Window
-
-    @classmethod
-    def ending(cls, end: datetime.date, config: Config) -> Spans:
-        """The windows of which the test window's last day is `end`."""
-        settings = config.windows
-        test = _days_up_to(end, settings.test_days)
-        finetune = _days_up_to(_day_before(test.start), settings.finetune_days)
-        last = finetune.end if settings.pretrain_overlap else _day_before(finetune.start)
-        return cls(_days_up_to(last, settings.pretrain_days), finetune, test)
 
 
 def build_dataset(
@@ -97,16 +79,16 @@ def _build(config: Config, root: Path, engine: Backend, on_step: Callable[[str],
     on_step("reading the log")
     log = read_events(engine, config.events, settings)
     first, last = _days_of(log.events)
-    spans = Spans.ending(settings.end or last, config)
-    events = log.events.filter(log.events.timestamp < _span(spans.test)[1])
+    spans = Spans.ending(settings.end or last, settings)
+    events = log.events.filter(log.events.timestamp < span_of(spans.test)[1])
 
     on_step("numbering items and positives")
     catalog = build_catalog(
         engine,
         events,
         positive=is_positive(events, actions),
-        pretrain=_span(spans.pretrain),
-        finetune=_span(spans.finetune),
+        pretrain=span_of(spans.pretrain),
+        finetune=span_of(spans.finetune),
         tiers=settings.tiers,
     )
     placed = events.join(catalog.select("item_id", "row"), "item_id")
@@ -143,7 +125,7 @@ def _build(config: Config, root: Path, engine: Backend, on_step: Callable[[str],
     _write_requests(engine, requests, positives, root / "requests", spans, config, on_step)
     return Manifest(
         schema_version=SCHEMA_VERSION,
-        data_version=_data_version(config, log),
+        data_version=data_version(config, log.files),
         impressions=config.events.impressions,
         actions=actions,
         context=context,
@@ -164,7 +146,7 @@ def _build(config: Config, root: Path, engine: Backend, on_step: Callable[[str],
 def _vocabularies(
     engine: Backend, events: ir.Table, spans: Spans, config: Config
 ) -> dict[str, list[str]]:
-    start, stop = _span(spans.finetune)
+    start, stop = span_of(spans.finetune)
     training = events.filter(events.timestamp >= start, events.timestamp < stop, ~events.held_out)
     return build_vocabularies(engine, training, list(config.events.context))
 
@@ -173,7 +155,7 @@ def _requests(
     engine: Backend, placed: ir.Table, spans: Spans, config: Config, log: EventLog
 ) -> ir.Table:
     actions, truth = list(config.events.actions), config.events.truth
-    span = (_span(spans.finetune)[0], _span(spans.test)[1])
+    span = (span_of(spans.finetune)[0], span_of(spans.test)[1])
     if truth is not None:
         placed = join_truth(engine, placed, truth, actions, hashed_requests=log.hashed_requests)
     if not config.events.impressions:
@@ -188,7 +170,7 @@ def _count(requests: ir.Table, spans: Spans) -> tuple[dict[Split, int], dict[str
     keyed = requests.select("held_out", day=requests.timestamp // DAY_US)
     table = keyed.group_by(["day", "held_out"]).aggregate(rows=keyed.count()).to_pyarrow()
     found = {
-        (_EPOCH + datetime.timedelta(days=row["day"]), row["held_out"]): row["rows"]
+        (EPOCH + datetime.timedelta(days=row["day"]), row["held_out"]): row["rows"]
         for row in table.to_pylist()
     }
 
@@ -215,7 +197,7 @@ def _write_rejected(engine: Backend, log: EventLog, folder: Path, config: Config
 def _write_sequences(
     engine: Backend, positives: ir.Table, folder: Path, spans: Spans, config: Config
 ) -> dict:
-    table = cut_sequences(positives, _span(spans.pretrain), config.windows.sequence_length)
+    table = cut_sequences(positives, span_of(spans.pretrain), config.windows.sequence_length)
     schema = pa.schema(
         [
             ("user_id", _id_type(table.user_id)),
@@ -264,7 +246,7 @@ def _write_requests(
     fields += [(f"ctx_{name}", pa.int32()) for name in config.events.context]
     for day in [*spans.finetune.days(), *spans.test.days()]:
         on_step(f"writing the requests of {day}")
-        start, stop = _span(Window(start=day, end=day))
+        start, stop = span_of(Window(start=day, end=day))
         of_day = requests.filter(requests.timestamp >= start, requests.timestamp < stop)
         rows = with_histories(of_day, earlier, blocks, length)
         rows = rows.order_by(["timestamp", "request_id"]).select([name for name, _ in fields])
@@ -280,7 +262,8 @@ def _writer(folder: Path, schema: pa.Schema, config: Config) -> PartWriter:
     )
 
 
-def _data_version(config: Config, log: EventLog) -> str:
+def data_version(config: Config, files: Sequence[Path]) -> str:
+    """A hash of all that decides a dataset: the config's part in it and the files' content."""
     truth = config.events.truth
     made_from = {
         "schema_version": SCHEMA_VERSION,
@@ -288,7 +271,7 @@ def _data_version(config: Config, log: EventLog) -> str:
         "windows": config.windows.model_dump(mode="json", exclude=NEUTRAL["windows"]),
         "bucket_minutes": config.negatives.bucket_minutes,
         "simulate": config.simulate and config.simulate.model_dump(mode="json"),
-        "files": fingerprints(log.files),
+        "files": fingerprints(files),
         "truth": fingerprints(find_files(truth, "events.truth")) if truth else [],
     }
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
@@ -304,30 +287,11 @@ def _empty(
     )
 
 
-_EPOCH = datetime.date(1970, 1, 1)
-
-
 def _days_of(events: ir.Table) -> tuple[datetime.date, datetime.date]:
     bounds = events.aggregate(first=events.timestamp.min(), last=events.timestamp.max())
     row = bounds.to_pyarrow().to_pylist()[0]
-    first, last = (
-        _EPOCH + datetime.timedelta(microseconds=row[name]) for name in ("first", "last")
-    )
+    first, last = (EPOCH + datetime.timedelta(microseconds=row[name]) for name in ("first", "last"))
     return first, last
-
-
-def _days_up_to(end: datetime.date, count: int) -> Window:
-    return Window(start=end - datetime.timedelta(days=count - 1), end=end)
-
-
-def _day_before(day: datetime.date) -> datetime.date:
-    return day - datetime.timedelta(days=1)
-
-
-def _span(window: Window) -> tuple[int, int]:
-    """First microsecond of a window and of what follows it."""
-    start, end = ((day - _EPOCH).days for day in (window.start, window.end))
-    return start * DAY_US, (end + 1) * DAY_US
 
 
 def _id_type(column: ir.Column) -> pa.DataType:
