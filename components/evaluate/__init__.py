@@ -1,0 +1,5 @@
+"""The `evaluate` component."""
+
+from components.evaluate.component import evaluate
+
+__all__ = ["evaluate"]

@@ -1,0 +1,5 @@
+"""The `finish` component."""
+
+from components.finish.component import finish
+
+__all__ = ["finish"]

@@ -1,0 +1,5 @@
+"""The `pretrain` component."""
+
+from components.pretrain.component import pretrain
+
+__all__ = ["pretrain"]

@@ -1,0 +1,1 @@
+"""Kubeflow pipelines made of the components, and the runner that executes them on a laptop."""

@@ -1,0 +1,281 @@
+"""The components: what they promise to Kubeflow and what their bodies do with a stage's answer."""
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from kfp import dsl
+from mlflow import MlflowClient
+
+from components import COMPONENTS, evaluate, finish, start
+from components.readme import readme, readme_path
+from thawline.config import parse_config
+from thawline.errors import ConfigError, DataError, TrackingError
+from thawline.stages import start as start_stage
+from thawline.stages.evaluate import Verdict
+from thawline.tracking import pipeline, runs
+
+pytest_plugins = ["mlflow_fixtures"]
+
+PARAMETER_TYPES = {"String", "Integer", "Float", "Boolean", "PipelineTaskFinalStatus"}
+each_component = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: c.name)
+
+
+@pytest.fixture
+def workdir(sqlite_config, monkeypatch):
+    """A place with an MLflow database, in a pipeline run."""
+    monkeypatch.setenv("THAWLINE_RUN_ID", "run-1")
+    return Path(sqlite_config.workdir)
+
+
+@pytest.fixture
+def parent(workdir):
+    """The open parent run of the pipeline run."""
+    return pipeline.open_parent(parse_config(config_text(workdir)), "retrain")
+
+
+def config_text(workdir):
+    return f"workdir: {workdir}\nsimulate: {{}}"
+
+
+def status(state):
+    return dsl.PipelineTaskFinalStatus(state, "run-1", "exit-handler-1", None, None)
+
+
+def run_status(workdir, run_id):
+    return MlflowClient(f"sqlite:///{workdir}/mlflow.db").get_run(run_id).info.status
+
+
+@each_component
+def test_a_module_imports_nothing_but_the_standard_library_kfp_and_the_factory(component):
+    path = Path(inspect.getsourcefile(component.python_func))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = {
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    allowed = {"kfp", "components.factory", *sys.stdlib_module_names}
+    assert imported - allowed == set()
+
+
+@each_component
+def test_parameters_are_of_simple_types(component):
+    inputs = (component.component_spec.inputs or {}).values()
+    outputs = (component.component_spec.outputs or {}).values()
+    types = {each.type for each in (*inputs, *outputs) if "@" not in each.type}
+    assert types <= PARAMETER_TYPES
+
+
+@each_component
+def test_every_input_and_output_is_described(component):
+    spec = component.component_spec
+    items = {**(spec.inputs or {}), **(spec.outputs or {})}
+    assert [name for name, item in items.items() if not item.description] == []
+
+
+@each_component
+def test_the_readme_says_what_the_docstring_says(component):
+    assert readme_path(component).read_text(encoding="utf-8") == readme(component)
+
+
+@each_component
+def test_the_shipped_source_compiles_and_defines_the_function_alone(component):
+    container = component.component_spec.implementation.container
+    source = container.command[-1]
+    top = ast.parse(source).body
+    functions = [node.name for node in top if isinstance(node, ast.FunctionDef)]
+    assert functions == [component.name]
+    assert "components" not in source
+
+
+def test_start_puts_the_inputs_that_were_set_into_the_config(workdir):
+    started = start_stage.run(
+        config_text(workdir) + "\nseed: 7",
+        {
+            "seed": -1,
+            "windows.finetune_days": 3,
+            "pretrain.epochs": 0,
+            "finetune.recipe": "window(0, 1)",
+            "gate.min_auc": -1.0,
+            "tracking.model_name": "",
+        },
+    )
+    config = parse_config(started.config)
+    assert (config.seed, config.windows.finetune_days, config.pretrain.epochs) == (7, 3, 0)
+    assert config.finetune.recipe == "window(0, 1)"
+    assert config.gate == parse_config(config_text(workdir)).gate
+    assert config.tracking.model_name == "thawline-ranker"
+
+
+def test_start_opens_one_parent_run_that_the_other_stages_find(workdir):
+    started = start.python_func(config_text(workdir))
+    again = start.python_func(config_text(workdir))
+    config = parse_config(config_text(workdir))
+    assert started[1] == again[1] == pipeline.find_parent(config)
+    assert run_status(workdir, started[1]) == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("simulate: {}\nfinetun: {}", ConfigError, "did you mean finetune"),
+        ("simulate: {}\nfinetune: {recipe: melt}", ConfigError, "melt"),
+        ("simulate: {}\ntracking: {model_name: a b}", TrackingError, "tracking.model_name"),
+        ("events: {preset: feed, path: nowhere.parquet}", DataError, "nowhere.parquet"),
+    ],
+)
+def test_start_refuses_what_would_fail_later_and_opens_no_run(workdir, text, error, message):
+    with pytest.raises(error, match=message):
+        start.python_func(f"workdir: {workdir}\n{text}")
+    client = MlflowClient(f"sqlite:///{workdir}/mlflow.db")
+    assert client.search_runs(["0", "1"]) == []
+
+
+def test_a_stage_outside_a_pipeline_run_is_told_what_to_set(workdir, monkeypatch):
+    monkeypatch.delenv("THAWLINE_RUN_ID")
+    with pytest.raises(TrackingError, match="THAWLINE_RUN_ID"):
+        start.python_func(config_text(workdir))
+
+
+def test_the_source_version_changes_with_the_log_and_with_nothing_else(workdir):
+    log = workdir / "log.parquet"
+    log.write_bytes(b"one")
+    config = parse_config(f"events: {{preset: feed, path: {log}}}")
+    before = start_stage.source_version(config)
+    assert start_stage.source_version(config) == before
+    log.write_bytes(b"other")
+    assert start_stage.source_version(config) != before
+    simulated = parse_config("simulate: {}")
+    assert start_stage.source_version(simulated) == "simulated"
+
+
+def test_the_code_version_names_the_sources_that_run():
+    version, _, digest = start_stage.code_version().partition("+")
+    assert version == "0.1.0"
+    assert len(digest) == 12
+    assert start_stage.code_version() == f"{version}+{digest}"
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("SUCCEEDED", "FINISHED"),
+        ("COMPLETE", "FINISHED"),
+        ("CACHED", "FINISHED"),
+        ("FAILED", "FAILED"),
+        ("CANCELLED", "KILLED"),
+        ("CANCELED", "KILLED"),
+        ("UNHEARD_OF", "FAILED"),
+        ("", "FAILED"),
+    ],
+)
+def test_finish_ends_the_parent_run_whatever_kubeflow_calls_the_end(
+    workdir, parent, state, expected
+):
+    finish.python_func(config_text(workdir), status(state))
+    assert run_status(workdir, parent) == expected
+
+
+def test_a_stage_killed_without_a_word_makes_an_unclear_end_a_failure(workdir, parent):
+    config = parse_config(config_text(workdir))
+    with runs.stage_run(config, "evaluate", parent):
+        pass
+    client = MlflowClient(f"sqlite:///{workdir}/mlflow.db")
+    killed = client.create_run(
+        client.get_run(parent).info.experiment_id,
+        tags={"mlflow.parentRunId": parent, "thawline.stage": "register"},
+    )
+    finish.python_func(config_text(workdir), status("RUNNING"))
+    assert run_status(workdir, parent) == "FAILED"
+    assert run_status(workdir, killed.info.run_id) == "FAILED"
+
+
+def test_an_unclear_end_after_every_stage_went_well_is_a_good_one(workdir, parent):
+    config = parse_config(config_text(workdir))
+    with (
+        pytest.raises(ValueError, match="first attempt"),
+        runs.stage_run(config, "evaluate", parent),
+    ):
+        raise ValueError("first attempt")
+    with runs.stage_run(config, "evaluate", parent):
+        pass
+    finish.python_func(config_text(workdir), status("RUNNING"))
+    assert run_status(workdir, parent) == "FINISHED"
+
+
+def test_a_retried_pipeline_opens_its_parent_run_again(workdir, parent):
+    finish.python_func(config_text(workdir), status("FAILED"))
+    assert start.python_func(config_text(workdir))[1] == parent
+    assert run_status(workdir, parent) == "RUNNING"
+
+
+def test_finish_has_nothing_to_close_where_the_pipeline_never_started(workdir):
+    finish.python_func(config_text(workdir), status("FAILED"))
+
+
+def test_undefined_figures_never_reach_the_metrics_artifact(tmp_path, monkeypatch):
+    figures = {"auc": 0.75, "log_loss": float("inf"), "hit@3": None, "positives": 3}
+    tree = {"requests": 9, "pooled": {"save": figures}, "tiers": {}, "oracle": None, "trivial": {}}
+
+    def scored(config, dataset, model, out, *, parent_run_id):
+        Path(out).mkdir()
+        (Path(out) / "report.html").write_text("<p>report", encoding="utf-8")
+        return Verdict(passed=False, reasons=["too low", "too few"], metrics={"next": tree})
+
+    monkeypatch.setattr("thawline.stages.evaluate.run", scored)
+    monkeypatch.setattr("thawline.tracking.pipeline.find_parent", lambda config: "parent")
+    artifacts = {
+        "evaluation": dsl.Artifact(uri=str(tmp_path / "evaluation")),
+        "metrics": dsl.Metrics(uri=str(tmp_path / "metrics")),
+        "report": dsl.HTML(uri=str(tmp_path / "report")),
+    }
+    folder = SimpleNamespace(path=str(tmp_path))
+    passed = evaluate.python_func("simulate: {}", folder, folder, **artifacts)
+    assert passed is False
+    assert artifacts["metrics"].metadata == {
+        "next/pooled/save/auc": 0.75,
+        "next/pooled/save/positives": 3.0,
+    }
+    assert artifacts["evaluation"].metadata == {"passed": False, "reasons": "too low; too few"}
+    assert (tmp_path / "report").read_text(encoding="utf-8") == "<p>report"
+
+
+@pytest.mark.slow
+def test_a_component_runs_by_its_own_command_in_an_empty_folder_without_a_home(workdir):
+    place = workdir / "empty"
+    place.mkdir()
+    container = start.component_spec.implementation.container
+    inputs = {"parameterValues": {"config": config_text(workdir)}}
+    outputs = {
+        "outputFile": str(workdir / "out.json"),
+        "parameters": {
+            name: {"outputFile": str(workdir / name)} for name in start.component_spec.outputs
+        },
+    }
+    executor_input = json.dumps({"inputs": inputs, "outputs": outputs})
+    arguments = [part.replace("{{$}}", executor_input) for part in container.args]
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
+        "THAWLINE_RUN_ID": "run-1",
+        "PYTHONSAFEPATH": "1",
+    }
+    done = subprocess.run(
+        [*container.command, *arguments],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((workdir / "out.json").read_text(encoding="utf-8"))["parameterValues"]
+    assert parse_config(written["config"]).workdir == str(workdir)
+    assert list(place.iterdir()) == []
