@@ -98,9 +98,16 @@ def test_batches_equal_the_parquet_rows_padded_by_hand(
     counts = [2 + index + 2 for index in range(NUM_ITEMS)]  # pretrain_count + support + 1
     share = [0.0, np.log(1 / sum(counts)), *np.log(np.array(counts) / sum(counts))]
     reader = RequestReader(
-        feed, split, batch_size=16, sampler=None, group_by_length=group_by_length
+        feed,
+        split,
+        batch_size=16,
+        sampler=None,
+        shuffle_groups=3,
+        group_by_length=group_by_length,
     )
+    served = 0
     for batch in reader.epoch(0):
+        served += len(batch)
         source = [rows[index] for index in batch.request_id.tolist()]
         longest = max(len(row["history_row"]) for row in source)
         length = max(8, -(-longest // 8) * 8)
@@ -127,6 +134,7 @@ def test_batches_equal_the_parquet_rows_padded_by_hand(
         flat = [row for line in batch.history_row.tolist() + candidates for row in line]
         assert batch.rows.tolist() == flat
         assert (batch.history_action.dtype, batch.labels.dtype) == (torch.int64, torch.float32)
+    assert served == len(rows)
 
 
 def test_drawn_negatives_follow_the_positive_with_label_0(clicks: Dataset) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from thawline.data.background import Cancelled, run_ahead
-from thawline.data.ragged import Rows
+from thawline.data.ragged import Joiner, Rows
 from thawline.data.row_groups import RowGroups
 
 T = TypeVar("T")
@@ -23,8 +23,7 @@ class Epochs:
     Row groups come in a random order; `buffer_groups` of them at a time form a buffer, whose rows
     are permuted and cut into batches. What does not fill a batch goes into the next buffer, so
     that only the last batch is short. The next buffer is read bit by bit between this one's
-    batches, so that no batch waits for a whole buffer; memory holds two of them, and a third while
-    they are joined.
+    batches, so that no batch waits for a whole buffer; memory holds these two.
     """
 
     groups: RowGroups
@@ -65,19 +64,21 @@ class Epochs:
     def _cut_all(self, epoch: int, cancelled: Cancelled) -> Iterator[tuple[Rows, np.ndarray]]:
         rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
         chunks = self._read_all(rng, cancelled)
-        parts = list(islice(chunks, self.buffer_groups))
-        while parts:
-            buffer = Rows.concat(parts)
-            parts = []
+        filling, spare = Joiner(self.buffer_groups), Joiner(self.buffer_groups)
+        filled = _fill(filling, chunks, self.buffer_groups)
+        while filled:
+            buffer = filling.rows()
+            filling, spare = spare, filling
+            filling.clear()
             batches, rest = self._cut(buffer, rng)
+            filling.add(buffer.take(rest))
+            filled = 0
             for number, batch in enumerate(batches, 1):
                 yield buffer, batch
                 due = self.buffer_groups * number // len(batches)
-                parts += islice(chunks, due - len(parts))
-            parts += islice(chunks, self.buffer_groups - len(parts))
-            if parts:
-                parts.insert(0, buffer.take(rest))
-            elif len(rest):
+                filled += _fill(filling, chunks, due - filled)
+            filled += _fill(filling, chunks, self.buffer_groups - filled)
+            if not filled and len(rest):
                 yield buffer, rest
 
     def _read_all(self, rng: np.random.Generator | None, cancelled: Cancelled) -> Iterator[Rows]:
@@ -98,3 +99,12 @@ class Epochs:
         if self.sort_by is not None and rng is not None:
             batches = rng.permutation(batches)
         return batches, rest
+
+
+def _fill(joiner: Joiner, chunks: Iterator[Rows], most: int) -> int:
+    """How many chunks there were to add."""
+    count = 0
+    for chunk in islice(chunks, most):
+        joiner.add(chunk)
+        count += 1
+    return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,17 +48,6 @@ class Ragged:
                 raise ValueError(f"the lists of {name} hold nulls")
             values[name] = flat.to_numpy().astype(dtypes[name], copy=False)
         return cls(offsets[:-1], np.diff(offsets), values)
-
-    @staticmethod
-    def concat(parts: Sequence[Ragged]) -> Ragged:
-        """All lists of `parts`, in order."""
-        sizes = [len(next(iter(part.values.values()))) for part in parts]
-        shifts = np.cumsum([0, *sizes[:-1]])
-        return Ragged(
-            np.concatenate([p.starts + shift for p, shift in zip(parts, shifts, strict=True)]),
-            np.concatenate([part.lengths for part in parts]),
-            {name: np.concatenate([p.values[name] for p in parts]) for name in parts[0].values},
-        )
 
     def take(self, rows: np.ndarray) -> Ragged:
         """The lists at `rows` [m], in that order; elements are copied where many are dropped."""
@@ -111,19 +100,68 @@ class Rows:
     def __len__(self) -> int:
         return len(next(iter(self.lists.values())).starts)
 
-    @staticmethod
-    def concat(parts: Sequence[Rows]) -> Rows:
-        """All rows of `parts`, in order."""
-        if len(parts) == 1:
-            return parts[0]
-        return Rows(
-            {name: np.concatenate([p.flat[name] for p in parts]) for name in parts[0].flat},
-            {name: Ragged.concat([p.lists[name] for p in parts]) for name in parts[0].lists},
-        )
-
     def take(self, rows: np.ndarray) -> Rows:
         """The rows at `rows` [m], in that order."""
         return Rows(
             {name: array[rows] for name, array in self.flat.items()},
             {name: lists.take(rows) for name, lists in self.lists.items()},
         )
+
+
+class Joiner:
+    """Joins tables bit by bit, in memory that is used again.
+
+    Large fresh arrays cost page faults, which can take several times as long as the copy.
+    """
+
+    def __init__(self, parts: int) -> None:
+        """Expects about `parts` tables of one size."""
+        self._parts = parts
+        self._arrays: dict[tuple[str, str], np.ndarray] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
+
+    def clear(self) -> None:
+        """Starts anew. What `rows` returned before is overwritten from now on."""
+        self._sizes.clear()
+
+    def add(self, part: Rows) -> None:
+        """Copies the rows of a table behind those before; all tables have the same columns."""
+        for name, array in part.flat.items():
+            self._append(("", name), array)
+        for group, lists in part.lists.items():
+            shift = 0
+            for name, array in lists.values.items():
+                shift = self._append((group, name), array)
+            self._append((group, ""), np.stack([lists.starts + shift, lists.lengths], axis=1))
+
+    def rows(self) -> Rows:
+        """All rows added since `clear`, as views of the memory."""
+        flat: dict[str, np.ndarray] = {}
+        values: dict[str, dict[str, np.ndarray]] = {}
+        places: dict[str, np.ndarray] = {}
+        for (group, name), size in self._sizes.items():
+            array = self._arrays[group, name][:size]
+            if not group:
+                flat[name] = array
+            elif name:
+                values.setdefault(group, {})[name] = array
+            else:
+                places[group] = array
+        return Rows(
+            flat,
+            {group: Ragged(at[:, 0], at[:, 1], values[group]) for group, at in places.items()},
+        )
+
+    def _append(self, key: tuple[str, str], array: np.ndarray) -> int:
+        """Where the appended elements start."""
+        size = self._sizes.get(key, 0)
+        stored = self._arrays.get(key)
+        if stored is None or len(stored) < size + len(array):
+            capacity = max(3 * (size + len(array)) // 2, len(array) * self._parts * 9 // 8)
+            grown = np.empty((capacity, *array.shape[1:]), array.dtype)
+            if stored is not None:
+                grown[:size] = stored[:size]
+            self._arrays[key] = stored = grown
+        stored[size : size + len(array)] = array
+        self._sizes[key] = size + len(array)
+        return size
