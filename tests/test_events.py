@@ -258,6 +258,11 @@ def test_actions_are_flags_or_thresholds(tmp_path):
     )
 
 
+def test_an_action_may_not_be_called_like_a_column(tmp_path):
+    settings = parquet(tmp_path) | {"actions": {"position": {}}}
+    assert "events.actions.position" in message_of(tmp_path, settings, ConfigError)
+
+
 # Times.
 
 

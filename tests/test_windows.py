@@ -512,6 +512,15 @@ def test_truth_of_another_log_is_refused(tmp_path):
         build_dataset(config.model_copy(update={"events": events}), tmp_path)
 
 
+def test_a_damaged_truth_is_named(tmp_path):
+    path = write_log(random_log("int"), tmp_path / "log.parquet")
+    (tmp_path / "truth.parquet").write_bytes(b"PAR1 nothing PAR1")
+    config = config_for(path, True)
+    events = config.events.model_copy(update={"truth": str(tmp_path / "truth.parquet")})
+    with pytest.raises(DataError, match=r"truth\.parquet cannot be read as Parquet"):
+        build_dataset(config.model_copy(update={"events": events}), tmp_path)
+
+
 # The stage.
 
 

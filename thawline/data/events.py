@@ -21,7 +21,13 @@ from thawline.config import Events, Windows
 from thawline.data.engine import keep
 from thawline.data.mapping import ColumnMapping, needed_columns
 from thawline.data.sources import decide_format, find_files, open_csv, open_parquet, reading
-from thawline.errors import DataError
+from thawline.errors import ConfigError, DataError
+
+RESERVED = {
+    *("user_id", "item_id", "timestamp", "request_id", "position", "held_out", "reason", "row"),
+    *("action", "number", "weight", "start", "copy"),
+}
+RESERVED_PREFIXES = ("ctx_", "label_", "oracle_", "raw_")
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,16 @@ def read_events(engine: Backend, settings: Events, windows: Windows) -> EventLog
         windows: Uses `holdout_users` and `max_rejected`.
 
     Raises:
+        ConfigError: An action with the name of a column.
         DataError: A file that cannot be read, a missing column, a column of the wrong kind, a
             timestamp in the wrong unit, or too many rejected rows.
     """
+    for name in settings.actions:
+        if name in RESERVED or name.startswith(RESERVED_PREFIXES):
+            raise ConfigError(
+                f"events.actions.{name}: the name is taken by a column of the dataset",
+                "call the action something else",
+            )
     if settings.path is None:
         raise DataError("events.path is not set", "set it to a file, a folder or a glob")
     files = find_files(settings.path)

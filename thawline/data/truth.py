@@ -5,7 +5,7 @@ from __future__ import annotations
 import ibis.expr.types as ir
 from ibis.backends.duckdb import Backend
 
-from thawline.data.engine import hash63
+from thawline.data.engine import hash63, keep
 from thawline.data.sources import find_files, open_parquet, reading
 from thawline.errors import ConfigError, DataError
 
@@ -16,7 +16,7 @@ def join_truth(
     """Adds `oracle_<action>` (float32), null where the truth has no such candidate.
 
     Args:
-        engine: Reads the file.
+        engine: Reads and keeps the file.
         events: With request_id and item_id.
         path: `events.truth`: Parquet with request_id, item_id and p_<action>.
         actions: Names of the actions.
@@ -32,21 +32,21 @@ def join_truth(
             "name the request id's column, or drop events.truth",
         )
     files = find_files(path, "events.truth")
-    needed = {f"p_{name}": f"p_{name}" for name in actions}
-    needed |= {name: name for name in ("request_id", "item_id")}
-    needed = {f"events.truth, {key}": name for key, name in needed.items()}
+    columns = ["request_id", "item_id", *(f"p_{name}" for name in actions)]
+    needed = {f"events.truth, column {name}": name for name in columns}
     truth = open_parquet(engine, files, needed)
     request_id = (
         hash63(truth.request_id.cast("string"))
         if hashed_requests
         else truth.request_id.cast("int64")
     )
+    truth = truth.select(
+        request_id=request_id,
+        item_id=truth.item_id.cast(events.item_id.type()),
+        **{f"oracle_{name}": truth[f"p_{name}"].cast("float32") for name in actions},
+    )
     with reading(files, "parquet", needed):
-        truth = truth.select(
-            request_id=request_id,
-            item_id=truth.item_id.cast(events.item_id.type()),
-            **{f"oracle_{name}": truth[f"p_{name}"].cast("float32") for name in actions},
-        )
+        truth = keep(engine, "truth", truth)
     return events.left_join(truth, ["request_id", "item_id"]).drop(
         "request_id_right", "item_id_right"
     )
