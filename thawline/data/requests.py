@@ -154,18 +154,26 @@ def make_blocks(engine: Backend, positives: ir.Table, length: int) -> ir.Table:
     Returns:
         user_id, block, rows, actions, times (lists).
     """
-    block = positives.number // length
-    keyed = positives.mutate(block=block.cast("int64"))
-    order = keyed.number
-    return keep(
-        engine,
-        "blocks",
-        keyed.group_by(["user_id", "block"]).aggregate(
-            rows=keyed.row.collect(order_by=order),
-            actions=keyed.action.collect(order_by=order),
-            times=keyed.timestamp.collect(order_by=order),
-        ),
+    keyed = positives.mutate(block=(positives.number // length).cast("int64"))
+    event = ibis.struct(
+        {
+            "number": keyed.number,
+            "row": keyed.row,
+            "action": keyed.action,
+            "time": keyed.timestamp,
+        }
     )
+    blocks = keyed.group_by(["user_id", "block"]).aggregate(events=event.collect())
+    # Sorting the lists, by their first field, takes half the time of an ordered collection.
+    events = blocks.events.sort()
+    blocks = blocks.select(
+        "user_id",
+        "block",
+        rows=events.map(lambda event: event.row),
+        actions=events.map(lambda event: event.action),
+        times=events.map(lambda event: event.time),
+    )
+    return keep(engine, "blocks", blocks)
 
 
 def with_histories(
