@@ -1,7 +1,7 @@
 """Requests a second of a whole fine-tuning step, beside two peers that train the same model.
 
 Every contestant trains the same ranker with the same dense Adam on the same batches (512 requests,
-history 50, 5 candidates, width 64, 1 M rows, Zipf-distributed ids); they differ in what holds the
+history 50, 5 candidates, width 64, 1 M rows); they differ in what holds the
 item rows:
 
 - thawline: `LocalTable`, row-wise Adagrad;
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--history", type=int, default=50)
     parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--zipf", type=float, default=0.0, help="exponent of the ids; 0: uniform")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -69,10 +70,10 @@ def main() -> None:
 
 
 def make_batch(rng: np.random.Generator, options: argparse.Namespace) -> Batch:
-    """A batch of full histories whose ids follow Zipf(1.1) over all rows but padding."""
+    """A batch of full histories whose ids follow a Zipf law over all rows but padding."""
     size, length, count = options.batch, options.history, options.candidates
     ranks = np.arange(1, options.rows, dtype=np.float64)
-    cumulative = np.cumsum(ranks**-1.1)
+    cumulative = np.cumsum(ranks**-options.zipf)
     scattered = np.random.default_rng(1).permutation(options.rows - 1) + 1
 
     def draw(*shape: int) -> Tensor:
@@ -105,7 +106,7 @@ def make_ranker(options: argparse.Namespace) -> tuple[Ranker, torch.optim.Optimi
         context_sizes=[10, 10, 10],
         history_length=options.history,
     )
-    return ranker, torch.optim.Adam(ranker.parameters(), lr=1e-3)
+    return ranker, torch.optim.Adam(ranker.parameters(), lr=1e-3, fused=True)
 
 
 def make_rows(options: argparse.Namespace) -> Tensor:

@@ -278,6 +278,9 @@ class Pretrain(Section):
     learning_rate: Positive = Field(1e-3, description="Adam, for the encoder.")
     table_learning_rate: Positive = Field(0.05, description="Row-wise Adagrad, for the table.")
     negatives: Count = Field(512, description="In-batch negatives of a step.")
+    group_by_length: bool = Field(
+        True, description="Batch sequences of similar length, so that there is little padding."
+    )
     temperature: Positive = 0.1
     recall_at: Count = 20
 

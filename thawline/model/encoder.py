@@ -10,7 +10,7 @@ from torch.nn import functional
 class Attention(nn.Module):
     """Multi-head attention.
 
-    Keys and values have no bias: a key's would cancel in the softmax, and a value's is the output
+    Only queries have a bias: a key's would cancel in the softmax, and a value's is the output
     projection's.
     """
 
@@ -35,13 +35,9 @@ class Attention(nn.Module):
         Returns:
             `[B, Q, d]`.
         """
-        query = self._split(self.query(queries))
         key, value = self.key_value(memory).chunk(2, dim=-1)
         attended = functional.scaled_dot_product_attention(
-            query,
-            self._split(key),
-            self._split(value),
-            attn_mask=mask,
+            self._split(self.query(queries)), self._split(key), self._split(value), attn_mask=mask
         )
         return self.output(attended.transpose(1, 2).flatten(2))
 
@@ -59,7 +55,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads)
         self.ffn_norm = nn.LayerNorm(dim)
-        self.ffn = nn.Sequential(nn.Linear(dim, ffn), nn.GELU(), nn.Linear(ffn, dim))
+        self.ffn = nn.Sequential(nn.Linear(dim, ffn), nn.ReLU(), nn.Linear(ffn, dim))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, queries: Tensor, mask: Tensor, memory: Tensor | None = None) -> Tensor:

@@ -61,7 +61,7 @@ def run(config: Config) -> RunResult:
                 parent_run_id=parent,
             )
         status = "FINISHED"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, runs.Terminated):
         status = "KILLED"
         raise
     finally:

@@ -44,7 +44,11 @@ def run(
         )
         table = LocalTable.random(data.catalog.num_rows, config.model.dim, seed=config.seed)
         reader = SequenceReader(
-            data, held_out=False, batch_size=settings.batch_size, seed=config.seed
+            data,
+            held_out=False,
+            batch_size=settings.batch_size,
+            seed=config.seed,
+            group_by_length=settings.group_by_length,
         )
         held_out = SequenceReader(
             data,
@@ -52,6 +56,7 @@ def run(
             batch_size=settings.batch_size,
             shuffle=False,
             limit=HELD_OUT_SEQUENCES,
+            group_by_length=settings.group_by_length,
         )
         epochs = []
         with progress_bar("pretrain", settings.epochs * reader.num_batches) as show:

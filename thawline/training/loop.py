@@ -74,7 +74,7 @@ class Trainer:
         self.table = table
         self.reader = reader
         self.schedule = schedule
-        self.optimizer = torch.optim.Adam(ranker.parameters(), lr=learning_rate)
+        self.optimizer = torch.optim.Adam(ranker.parameters(), lr=learning_rate, fused=True)
         self.reset_state_at_thaw = reset_state_at_thaw
         self.clip_norm = clip_norm
         self.device = device

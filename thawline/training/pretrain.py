@@ -95,7 +95,9 @@ class Pretrainer:
         self.held_out = held_out
         self.settings = settings
         self.network = NextItemModel(model, max_length).to(device)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate)
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), lr=settings.learning_rate, fused=True
+        )
         self.generator = torch.Generator().manual_seed(seed)
         self.device = device
         self.on_step = on_step
