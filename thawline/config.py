@@ -102,6 +102,24 @@ class Action(Section):
     at_least: float | None = Field(
         None, description="The action happened where `column` is at least this. None: above 0."
     )
+    equals: str | list[str] | None = Field(
+        None,
+        description="The action happened where `column` is this word, or one of these: for logs "
+        "with a column that says what an event was.",
+    )
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Action:
+        if self.equals is not None and self.at_least is not None:
+            raise ValueError("equals and at_least are both set; keep one")
+        if self.column is None and (self.equals is not None or self.at_least is not None):
+            raise ValueError("name the column that equals or at_least is about")
+        return self
+
+    @property
+    def words(self) -> list[str]:
+        """The words of `equals`."""
+        return [self.equals] if isinstance(self.equals, str) else list(self.equals or ())
 
 
 class Events(Section):
@@ -128,6 +146,30 @@ class Events(Section):
         max_length=7,
         description="Action heads; the first one is the primary metric.",
     )
+    impression: Action | None = Field(
+        None,
+        description="Which rows are impressions, where actions come as rows of their own: an "
+        "action then joins the latest impression of its user and item. None: every row is one.",
+    )
+    attribution_hours: Annotated[float, Field(ge=0.0)] = Field(
+        24.0,
+        description="How long after an impression an action still joins it. With `impression` "
+        "only.",
+    )
+    request_gap_seconds: Positive | None = Field(
+        None,
+        description="Impressions of a user at most this far apart are one request, in a log of "
+        "impressions without request ids.",
+    )
+    ignored_actions: list[str] = Field(
+        [],
+        description="Words in the columns of `equals` whose rows are left out; any other word "
+        "that no action names is rejected as unknown.",
+    )
+    latest: datetime.datetime | None = Field(
+        None,
+        description="Later rows are rejected as being of the future. None: a day after now.",
+    )
     context: dict[Name, str] = Field(
         {},
         description="Small categorical columns of the request: name in the model to log column.",
@@ -153,10 +195,31 @@ class Events(Section):
             merged["columns"] = {**PRESETS[preset]["columns"], **columns}
         return merged
 
+    @model_validator(mode="after")
+    def _requests_of_impressions(self) -> Events:
+        if self.request_gap_seconds is not None and self.columns.request_id is not None:
+            raise ValueError(
+                "columns.request_id groups the impressions already; drop request_gap_seconds"
+            )
+        if self.impression is not None and not self.impressions:
+            raise ValueError(
+                "impression needs requests: set columns.request_id or request_gap_seconds"
+            )
+        return self
+
     @property
     def impressions(self) -> bool:
         """Whether the log holds impressions: rows without an action are then negatives."""
-        return self.columns.request_id is not None
+        return self.columns.request_id is not None or self.request_gap_seconds is not None
+
+    @property
+    def by_word(self) -> dict[str, set[str]]:
+        """Columns that say what an event was, and the words that are known there."""
+        known: dict[str, set[str]] = {}
+        for rule in (*self.actions.values(), self.impression):
+            if rule is not None and rule.column is not None and rule.words:
+                known.setdefault(rule.column, set(self.ignored_actions)).update(rule.words)
+        return known
 
 
 class Simulate(Section):
@@ -246,6 +309,19 @@ class Negatives(Section):
         60, description="How often as_of and decayed popularity are refreshed."
     )
     resample: bool = Field(True, description="Draw anew each epoch.")
+    in_batch: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Negatives a request beside `per_positive`, taken in training from the other "
+        "positives of its batch that existed at its time.",
+    )
+    exclude_known: bool = Field(
+        False, description="Never draw an item of the request's own history."
+    )
+    catalogue_leak: bool = Field(
+        False,
+        description="For the study of the leak alone: draws from every item of the log, those of "
+        "the test window and of the future too. The audit refuses it unless it is waived.",
+    )
 
 
 class Model(Section):
@@ -321,6 +397,17 @@ class Evaluation(Section):
     hit_at: Count = 3
 
 
+class Audit(Section):
+    """What is looked at in a dataset before anything trains on it."""
+
+    waive: list[str] = Field(
+        [], description="Findings that do not stop the pipeline though they are errors, by name."
+    )
+    requests: Count = Field(
+        20_000, description="Requests a split that are looked at where all would take too long."
+    )
+
+
 class Gate(Section):
     """What a model must reach before it is registered."""
 
@@ -359,6 +446,7 @@ class Config(Section):
     events: Events = Events(preset="feed")
     windows: Windows = Windows()
     negatives: Negatives = Negatives()
+    audit: Audit = Audit()
     model: Model = Model()
     pretrain: Pretrain = Pretrain()
     finetune: Finetune = Finetune()
