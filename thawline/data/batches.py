@@ -7,9 +7,9 @@ in `sequences` and can be imported from here too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from thawline.data.popularity import log_shares
 from thawline.data.ragged import WIDTH_MULTIPLE, Rows
 from thawline.data.row_groups import RowGroups, decode_lists
 from thawline.data.sequences import SequenceBatch, SequenceReader
+from thawline.data.shards import Shard
 
 __all__ = [
     "WIDTH_MULTIPLE",
@@ -30,6 +31,7 @@ __all__ = [
     "RequestReader",
     "SequenceBatch",
     "SequenceReader",
+    "Shard",
     "padded_width",
 ]
 
@@ -80,9 +82,17 @@ class Batch:
         return torch.cat([self.history_row.flatten(), self.candidate_row.flatten()])
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device."""
+        """The batch on a device; out of pinned memory, the copy does not wait."""
+        pinned = self.request_id.is_pinned()
+        return self._map(lambda tensor: tensor.to(device, non_blocking=pinned))
+
+    def pin(self) -> Batch:
+        """The batch in pinned memory; needs CUDA."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: t.to(device) for name, t in tensors.items() if t is not None})
+        return replace(self, **{name: change(t) for name, t in tensors.items() if t is not None})
 
 
 class RequestReader:
@@ -101,6 +111,8 @@ class RequestReader:
         prefetch: int = 4,
         shuffle_groups: int = 16,
         group_by_length: bool = False,
+        shard: Shard | None = None,
+        pin_memory: bool = False,
     ) -> None:
         """Counts the split's requests.
 
@@ -118,6 +130,9 @@ class RequestReader:
             shuffle_groups: Row groups shuffled together.
             group_by_length: Batches requests of similar history length, so that there is little
                 padding, and shuffles those batches.
+            shard: Which of the requests are read here, if several readers share them.
+            pin_memory: Makes batches in pinned memory, from which `Batch.to` copies to a CUDA
+                device without waiting.
 
         Raises:
             DataError: A part file that is missing, not Parquet or lacks a column.
@@ -127,6 +142,7 @@ class RequestReader:
         self._context = list(manifest.context)
         self._has_oracle = manifest.has_oracle
         self._sampler = sampler
+        self._pin_memory = pin_memory
         self._num_rows = dataset.catalog.num_rows
         self._log_q = log_shares(dataset.catalog.pretrain_count + dataset.catalog.support)
         self._history_types: dict[str, type] = {
@@ -151,30 +167,53 @@ class RequestReader:
         )
         self._epochs = Epochs(
             groups,
+            source=dataset.manifest.data_version,
             batch_size=batch_size,
             seed=seed,
             shuffle=shuffle,
             buffer_groups=shuffle_groups if shuffle or group_by_length else 1,
             sort_by="history" if group_by_length else None,
             prefetch=prefetch,
+            shard=shard or Shard(),
         )
         self.batch_size = batch_size
         """Requests a batch."""
-        self.num_requests = groups.num_rows
-        """Requests of an epoch."""
+        self.num_requests = self._epochs.num_rows
+        """Requests of an epoch, of this shard."""
         self.num_batches = self._epochs.num_batches
-        """Batches of an epoch."""
+        """Batches of an epoch; shards may differ by one."""
 
-    def epoch(self, index: int) -> Iterator[Batch]:
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
         """Every request once, in an order (and with negatives) fixed by `seed` and `index`.
 
         A thread reads ahead from the first `next` until the end, or until the iterator is closed
         or dropped.
 
+        Args:
+            index: From 0 on.
+            start: Leaves out this many batches, without reading them; the others stay the same.
+
         Raises:
             DataError: From `next`: a damaged part file.
         """
-        return self._epochs.batches(index, partial(self._assemble, epoch=index))
+
+        def make(rows: Rows, positions: np.ndarray) -> Batch:
+            batch = self._assemble(rows, positions, index)
+            return batch.pin() if self._pin_memory else batch
+
+        return self._epochs.batches(index, make, start)
+
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """What `resume` needs to go on with batch `step` of an epoch: a few JSON values."""
+        return self._epochs.state(epoch, step)
+
+    def resume(self, state: Mapping[str, Any]) -> Iterator[Batch]:
+        """The rest of an epoch, exactly as it would have come without the break.
+
+        Raises:
+            DataError: A state of a reader of another dataset, or one with other settings.
+        """
+        return self.epoch(*self._epochs.position(state))
 
     def _decode(self, table: pa.Table) -> Rows:
         history = decode_lists(table, self._history_types, self._num_rows)

@@ -1,17 +1,23 @@
-"""Epochs over row groups: their order, and batches cut from a shuffled buffer of bounded size."""
+"""Epochs over row groups: batches cut from a shuffled buffer of bounded size.
+
+Which rows come when is decided in `shards` and `buffers`; here they are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from thawline.data.background import Cancelled, run_ahead
+from thawline.data.buffers import plan_buffers
 from thawline.data.ragged import Joiner, Rows
 from thawline.data.row_groups import RowGroups
+from thawline.data.shards import Piece, Shard
+from thawline.errors import DataError
 
 T = TypeVar("T")
 
@@ -27,6 +33,8 @@ class Epochs:
     """
 
     groups: RowGroups
+    source: str
+    """Names the rows' dataset in a state."""
     batch_size: int
     """Rows a batch."""
     seed: int
@@ -39,66 +47,137 @@ class Epochs:
     (ties at random), and the batches are then permuted."""
     prefetch: int
     """Batches made ahead by a thread; 0 makes them in the caller's."""
+    shard: Shard
+    """Which of the rows are read here."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch."""
+        low, high = self.shard.span(self.groups.num_rows)
+        return high - low
 
     @property
     def num_batches(self) -> int:
         """Batches of an epoch."""
-        return -(-self.groups.num_rows // self.batch_size)
+        return -(-self.num_rows // self.batch_size)
 
-    def batches(self, epoch: int, make: Callable[[Rows, np.ndarray], T]) -> Iterator[T]:
+    def batches(
+        self, epoch: int, make: Callable[[Rows, np.ndarray], T], start: int = 0
+    ) -> Iterator[T]:
         """One epoch, in an order fixed by `seed` and `epoch`.
 
         Args:
             epoch: From 0 on.
             make: Makes a batch from a buffer and the positions int64 [batch_size] in it.
+            start: Batches to leave out; those that follow are the same as without it.
 
         Raises:
             DataError: A damaged file, once the reader comes to it.
         """
 
         def source(cancelled: Cancelled) -> Iterator[T]:
-            return (make(rows, batch) for rows, batch in self._cut_all(epoch, cancelled))
+            return (make(rows, batch) for rows, batch in self._cut_all(epoch, start, cancelled))
 
         return run_ahead(source, self.prefetch)
 
-    def _cut_all(self, epoch: int, cancelled: Cancelled) -> Iterator[tuple[Rows, np.ndarray]]:
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """What `position` needs to find batch `step` of an epoch again: a few JSON values."""
+        return {"epoch": epoch, "step": step, "reader": self._identity()}
+
+    def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """The epoch and step of a state.
+
+        Raises:
+            DataError: A state of a reader whose batches differ from this one's.
+        """
+        theirs, ours = state["reader"], self._identity()
+        changed = [
+            f"{name} is {ours[name]}, was {theirs.get(name)}"
+            for name in ours
+            if ours[name] != theirs.get(name)
+        ]
+        if changed:
+            raise DataError(
+                f"the reader cannot continue at epoch {state['epoch']}, step {state['step']}, "
+                f"since its batches are others now: {'; '.join(changed)}",
+                "read the same dataset with the same settings, or start the epoch anew",
+            )
+        return state["epoch"], state["step"]
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "dataset": self.source,
+            "rows": self.groups.num_rows,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "shuffle_groups": self.buffer_groups,
+            "group_by_length": self.sort_by is not None,
+            "shard": [self.shard.index, self.shard.count],
+        }
+
+    def _cut_all(
+        self, epoch: int, start: int, cancelled: Cancelled
+    ) -> Iterator[tuple[Rows, np.ndarray]]:
+        # Every shard draws alike: they agree on the order of the groups, and batches sorted by
+        # length take similar turns, so that no rank waits for another's long batch.
         rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
-        chunks = self._read_all(rng, cancelled)
+        count = len(self.groups)
+        order = np.arange(count) if rng is None else rng.permutation(count)
+        pieces = self.shard.pieces(self.groups.sizes, order)
+        buffers = plan_buffers(
+            pieces,
+            rng,
+            batch_size=self.batch_size,
+            most_pieces=self.buffer_groups,
+            sorts=self.sort_by is not None,
+        )
+        buffer = next(buffers, None)
+        while buffer is not None and start >= buffer.num_batches:
+            start -= buffer.num_batches
+            buffer = next(buffers, None)
+        if buffer is None:
+            return
+        chunks = (self._read(piece) for piece in pieces[buffer.first :] if not cancelled())
         filling, spare = Joiner(self.buffer_groups), Joiner(self.buffer_groups)
-        filled = _fill(filling, chunks, self.buffer_groups)
-        while filled:
-            buffer = filling.rows()
+        if len(buffer.carried):
+            filling.add(self._read_again(pieces, buffer.carried))
+        _fill(filling, chunks, buffer.last - buffer.first)
+        while buffer is not None and not cancelled():
+            rows = filling.rows()
+            batches = buffer.batches(self._lengths(rows))[start:]
+            rest = rows.take(buffer.rest())
             filling, spare = spare, filling
             filling.clear()
-            batches, rest = self._cut(buffer, rng)
-            filling.add(buffer.take(rest))
+            filling.add(rest)
+            buffer = next(buffers, None)
+            wanted = 0 if buffer is None else buffer.last - buffer.first
             filled = 0
             for number, batch in enumerate(batches, 1):
-                yield buffer, batch
-                due = self.buffer_groups * number // len(batches)
-                filled += _fill(filling, chunks, due - filled)
-            filled += _fill(filling, chunks, self.buffer_groups - filled)
-            if not filled and len(rest):
-                yield buffer, rest
+                yield rows, batch
+                filled += _fill(filling, chunks, wanted * number // len(batches) - filled)
+            _fill(filling, chunks, wanted - filled)
+            start = 0
 
-    def _read_all(self, rng: np.random.Generator | None, cancelled: Cancelled) -> Iterator[Rows]:
-        order = np.arange(len(self.groups)) if rng is None else rng.permutation(len(self.groups))
-        for position in order.tolist():
-            if cancelled():
-                return
-            yield self.groups.read(position)
+    def _lengths(self, rows: Rows) -> np.ndarray | None:
+        return None if self.sort_by is None else rows.lists[self.sort_by].lengths
 
-    def _cut(self, buffer: Rows, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of full batches [n, batch_size] and of the rest [less than batch_size]."""
-        order = np.arange(len(buffer)) if rng is None else rng.permutation(len(buffer))
-        full, rest = np.split(order, [len(order) - len(order) % self.batch_size])
-        if self.sort_by is not None:
-            lengths = buffer.lists[self.sort_by].lengths[full]
-            full = full[np.argsort(lengths, kind="stable")]
-        batches = full.reshape(-1, self.batch_size)
-        if self.sort_by is not None and rng is not None:
-            batches = rng.permutation(batches)
-        return batches, rest
+    def _read(self, piece: Piece) -> Rows:
+        rows = self.groups.read(piece.group)
+        whole = piece.high - piece.low == len(rows)
+        return rows if whole else rows.take(np.arange(piece.low, piece.high))
+
+    def _read_again(self, pieces: list[Piece], wanted: np.ndarray) -> Rows:
+        """Rows by their numbers over all pieces, in the order asked for."""
+        ends = np.cumsum([piece.high - piece.low for piece in pieces])
+        home = np.searchsorted(ends, wanted, side="right")
+        joiner = Joiner(1)
+        for number in np.unique(home).tolist():
+            piece = pieces[number]
+            places = wanted[home == number] - (ends[number] - (piece.high - piece.low))
+            joiner.add(self._read(piece).take(places))
+        grouped = np.argsort(home, kind="stable")
+        return joiner.rows().take(np.argsort(grouped))
 
 
 def _fill(joiner: Joiner, chunks: Iterator[Rows], most: int) -> int:

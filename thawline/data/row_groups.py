@@ -70,7 +70,10 @@ class RowGroups:
         self._found = found
         self.num_rows = found if limit is None else min(limit, found)
         """Rows of an epoch."""
-        self._groups = [group for group in groups if self._kept(group)]
+        kept = np.array([self._kept(group) for group in groups], np.int64)
+        self._groups = [group for group, rows in zip(groups, kept, strict=True) if rows]
+        self.sizes = kept[kept > 0]
+        """int64 [groups]: rows that `read` gives of each."""
 
     def __len__(self) -> int:
         """Row groups with at least one wanted row."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from thawline.data.manifest import Dataset
 from thawline.data.popularity import log_shares
 from thawline.data.ragged import WIDTH_MULTIPLE, Rows
 from thawline.data.row_groups import RowGroups, decode_lists
+from thawline.data.shards import Shard
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,16 @@ class SequenceBatch:
         return len(self.item_row)
 
     def to(self, device: torch.device | str) -> SequenceBatch:
-        """The batch on a device."""
-        return SequenceBatch(self.item_row.to(device), self.log_q.to(device))
+        """The batch on a device; out of pinned memory, the copy does not wait."""
+        pinned = self.item_row.is_pinned()
+        return SequenceBatch(
+            self.item_row.to(device, non_blocking=pinned),
+            self.log_q.to(device, non_blocking=pinned),
+        )
+
+    def pin(self) -> SequenceBatch:
+        """The batch in pinned memory; needs CUDA."""
+        return SequenceBatch(self.item_row.pin_memory(), self.log_q.pin_memory())
 
 
 class SequenceReader:
@@ -50,6 +60,8 @@ class SequenceReader:
         prefetch: int = 4,
         shuffle_groups: int = 16,
         group_by_length: bool = False,
+        shard: Shard | None = None,
+        pin_memory: bool = False,
     ) -> None:
         """Counts the sequences.
 
@@ -64,10 +76,14 @@ class SequenceReader:
                 change them.
             shuffle_groups: Row groups shuffled together.
             group_by_length: Batches sequences of similar length.
+            shard: Which of the sequences are read here, if several readers share them.
+            pin_memory: Makes batches in pinned memory, from which `SequenceBatch.to` copies to a
+                CUDA device without waiting.
 
         Raises:
             DataError: A part file that is missing, not Parquet or lacks a column.
         """
+        self._pin_memory = pin_memory
         self._num_rows = dataset.catalog.num_rows
         self._log_q = log_shares(dataset.catalog.pretrain_count)
         groups = RowGroups(
@@ -80,30 +96,48 @@ class SequenceReader:
         )
         self._epochs = Epochs(
             groups,
+            source=dataset.manifest.data_version,
             batch_size=batch_size,
             seed=seed,
             shuffle=shuffle,
             buffer_groups=shuffle_groups if shuffle or group_by_length else 1,
             sort_by="items" if group_by_length else None,
             prefetch=prefetch,
+            shard=shard or Shard(),
         )
         self.batch_size = batch_size
         """Sequences a batch."""
-        self.num_sequences = groups.num_rows
-        """Sequences of an epoch."""
+        self.num_sequences = self._epochs.num_rows
+        """Sequences of an epoch, of this shard."""
         self.num_batches = self._epochs.num_batches
-        """Batches of an epoch."""
+        """Batches of an epoch; shards may differ by one."""
 
-    def epoch(self, index: int) -> Iterator[SequenceBatch]:
+    def epoch(self, index: int, start: int = 0) -> Iterator[SequenceBatch]:
         """Every sequence once, in an order fixed by `seed` and `index`.
 
         A thread reads ahead from the first `next` until the end, or until the iterator is closed
         or dropped.
 
+        Args:
+            index: From 0 on.
+            start: Leaves out this many batches, without reading them; the others stay the same.
+
         Raises:
             DataError: From `next`: a damaged part file.
         """
-        return self._epochs.batches(index, self._assemble)
+        return self._epochs.batches(index, self._assemble, start)
+
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """What `resume` needs to go on with batch `step` of an epoch: a few JSON values."""
+        return self._epochs.state(epoch, step)
+
+    def resume(self, state: Mapping[str, Any]) -> Iterator[SequenceBatch]:
+        """The rest of an epoch, exactly as it would have come without the break.
+
+        Raises:
+            DataError: A state of a reader of another dataset, or one with other settings.
+        """
+        return self.epoch(*self._epochs.position(state))
 
     def _decode(self, table: pa.Table) -> Rows:
         return Rows({}, {"items": decode_lists(table, {"item_row": np.int64}, self._num_rows)})
@@ -112,7 +146,8 @@ class SequenceReader:
         items, _ = rows.lists["items"].padded(
             positions, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
         )
-        return SequenceBatch(
+        batch = SequenceBatch(
             item_row=torch.from_numpy(items["item_row"]),
             log_q=torch.from_numpy(self._log_q.take(items["item_row"])),
         )
+        return batch.pin() if self._pin_memory else batch

@@ -78,6 +78,7 @@ def run(
             prefetch=settings.prefetch_batches,
             shuffle_groups=settings.shuffle_groups,
             group_by_length=settings.group_by_length,
+            pin_memory=device == "cuda",
         )
         epochs: list[dict[str, Any]] = []
         with progress_bar("finetune", settings.epochs * reader.num_batches) as show:

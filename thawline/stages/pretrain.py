@@ -49,6 +49,7 @@ def run(
             batch_size=settings.batch_size,
             seed=config.seed,
             group_by_length=settings.group_by_length,
+            pin_memory=device == "cuda",
         )
         held_out = SequenceReader(
             data,
