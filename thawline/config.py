@@ -286,7 +286,19 @@ class Windows(Section):
     tiers: Tiers = Tiers()
     rows_per_file: Count = 200_000
     rows_per_group: Count = 8_192
-    memory_limit: str = Field("4GB", description="DuckDB's memory limit; beyond it, it spills.")
+    engine: Literal["duckdb", "spark"] = Field(
+        "duckdb",
+        description="duckdb: within the process, out of core; spark: for logs that outgrow a "
+        "machine (the extra `spark`, and Java 17). Both give the same rows.",
+    )
+    spark: dict[str, str] = Field(
+        {},
+        description="Spark's own settings, such as spark.master. What spark-submit sets counts "
+        "where it started us; else Spark runs in this process.",
+    )
+    memory_limit: str = Field(
+        "4GB", description="The engine's memory on this machine; beyond it, it spills."
+    )
     max_rejected: Fraction = Field(
         0.01, description="Share of rejected rows above which the stage fails."
     )

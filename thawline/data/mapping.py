@@ -9,7 +9,7 @@ import ibis
 import ibis.expr.types as ir
 
 from thawline.config import Events
-from thawline.data.engine import epoch_us, hash63, hashed_below
+from thawline.data.engine import epoch_us, hash63, hashed_below, text_epoch_us, text_float
 from thawline.errors import DataError
 
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
@@ -202,7 +202,7 @@ class ColumnMapping:
             return column.cast("int8").cast("float64")
         if kind.is_string():
             flag = column.try_cast("boolean").cast("int8").cast("float64")
-            return column.try_cast("float64").fill_null(flag)
+            return text_float(column).fill_null(flag)
         if kind.is_numeric():
             return column.cast("float64")
         return ibis.null("float64")
@@ -217,7 +217,7 @@ class ColumnMapping:
 
     def _instant(self, column: ir.Value) -> ir.IntegerValue:
         if column.type().is_string():
-            return epoch_us(column.try_cast("timestamp('UTC')"))
+            return text_epoch_us(column)
         return epoch_us(column.cast("timestamp"))
 
     def _microseconds(self) -> ir.IntegerValue:
@@ -236,7 +236,11 @@ class ColumnMapping:
         if not column.type().is_integer():
             return (column * (10**6 / scale)).round().cast("int64")
         column = column.cast("int64")
-        return column * (10**6 // scale) if scale <= 10**6 else column // (scale // 10**6)
+        if scale <= 10**6:
+            return column * (10**6 // scale)
+        # Engines divide in double precision, which is exact for whole microseconds alone.
+        step = scale // 10**6
+        return ((column - column % step) / step).round().cast("int64")
 
 
 def _plausible(seconds: float) -> bool:

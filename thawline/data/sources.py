@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import duckdb
 import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ibis.backends.duckdb import Backend
 
 from thawline.config import Events
-from thawline.data.engine import first_line
+from thawline.data.engine import Backend, DuckDB, first_line, of_input
 from thawline.errors import DataError
 
 Format = Literal["parquet", "csv"]
@@ -28,15 +26,6 @@ SUFFIXES: dict[str, Format] = {
 }
 COMPRESSED = (".gz", ".zst")
 CHUNK_BYTES = 1 << 20
-OURS = (
-    duckdb.BinderException,
-    duckdb.CatalogException,
-    duckdb.InternalException,
-    duckdb.NotImplementedException,
-    duckdb.OutOfMemoryException,
-    duckdb.ParserException,
-)
-"""What the engine raises for reasons that are not in a file."""
 
 
 def find_files(path: str | Sequence[str], key: str = "events.path") -> list[Path]:
@@ -147,6 +136,8 @@ def open_parquet(engine: Backend, files: Sequence[Path], needed: dict[str, str])
                     f"{file}: column {column!r} ({key}) is {found}, but {expected} in {files[0]}",
                     "write all files with one schema",
                 )
+    if not isinstance(engine, DuckDB):
+        return engine.open_parquet(files)
     return engine.read_parquet([str(file) for file in files], hive_partitioning=False)
 
 
@@ -158,6 +149,10 @@ def open_csv(
     Raises:
         DataError: A file that does not split into the same columns, or without a needed column.
     """
+    if not isinstance(engine, DuckDB):
+        table = engine.open_csv(files, settings.separator, settings.header)
+        require_columns(table.columns, needed, files[0])
+        return table
     options = {"delim": settings.separator, "quote": '"', "all_varchar": True}
     if settings.header is None:
         options |= {"header": True}
@@ -204,9 +199,9 @@ def reading(files: Sequence[Path], kind: Format, needed: dict[str, str]) -> Iter
     """
     try:
         yield
-    except OURS:
-        raise
-    except duckdb.Error as error:
+    except Exception as error:
+        if not of_input(error):
+            raise
         if kind == "parquet":
             for file in files:
                 _read_through(file, list(needed.values()))

@@ -35,7 +35,10 @@ from thawline.data.truth import join_truth, require_complete
 from thawline.data.vocabularies import build_vocabularies, encode_context
 from thawline.errors import DataError
 
-NEUTRAL = {"events": {"path", "truth"}, "windows": {"memory_limit", "max_rejected"}}
+NEUTRAL = {
+    "events": {"path", "truth"},
+    "windows": {"engine", "spark", "memory_limit", "max_rejected"},
+}
 """Config keys that change nothing in a dataset: of an input file, the content counts."""
 
 
