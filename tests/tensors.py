@@ -54,9 +54,21 @@ def widen_history(batch: Batch, more: int) -> Batch:
     )
 
 
-def make_ranker(*, seed=0, actions=2, history=32) -> Ranker:
+def make_ranker(*, seed=0, actions=2, history=32, settings=SETTINGS) -> Ranker:
     torch.manual_seed(seed)
-    return Ranker(SETTINGS, actions=actions, context_sizes=[3, 3], history_length=history)
+    return Ranker(settings, actions=actions, context_sizes=[3, 3], history_length=history)
+
+
+def to_double(batch: Batch) -> Batch:
+    """The same batch with its floats in float64."""
+    return dataclasses.replace(
+        batch,
+        **{
+            field.name: value.double()
+            for field in dataclasses.fields(batch)
+            if (value := getattr(batch, field.name)) is not None and value.is_floating_point()
+        },
+    )
 
 
 def make_weight(seed=0) -> torch.Tensor:

@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 import torch
-from tensors import ListReader, make_batch, make_ranker, make_weight
+from tensors import ListReader, make_batch, make_ranker, make_weight, to_double
 
 from thawline.errors import TrainingError
 from thawline.tables import LocalTable
@@ -21,17 +21,6 @@ def make_trainer(recipe, *, epochs=3, batches=4, seed=0, **options):
 
 def run(trainer):
     return list(trainer.epochs())
-
-
-def to_double(batch):
-    return dataclasses.replace(
-        batch,
-        **{
-            field.name: value.double()
-            for field in dataclasses.fields(batch)
-            if (value := getattr(batch, field.name)) is not None and value.is_floating_point()
-        },
-    )
 
 
 def reference_run(trainer, trains):

@@ -27,6 +27,7 @@ from thawline.data.batches import Batch, padded_width
 from thawline.data.manifest import Catalog, Dataset
 from thawline.errors import DataError
 from thawline.model.ranker import Ranker
+from thawline.tables.carry import carry_rows
 
 SCHEMA_VERSION = 1
 
@@ -157,6 +158,30 @@ def load_table(path: Path, num_rows: int, dim: int) -> Tensor:
             "lower pretrain.table_learning_rate and pretrain again",
         )
     return weight.float()
+
+
+def load_rows(folder: Path, catalog: Catalog, dim: int, *, seed: int) -> Tensor:
+    """Reads the item rows of a table or model folder for a dataset's catalog.
+
+    Where the folder's own catalog is another one, each item keeps its row, and new items start at
+    random.
+
+    Returns:
+        `[catalog.num_rows, dim]`, float32.
+
+    Raises:
+        DataError: A missing, damaged or unfitting file.
+    """
+    path = folder / "item.safetensors"
+    if not path.exists() and (folder / "tables").exists():
+        path = folder / "tables" / "item.safetensors"
+    if not (folder / "catalog.parquet").exists():
+        return load_table(path, catalog.num_rows, dim)
+    old = Catalog.read(folder / "catalog.parquet")
+    weight = load_table(path, old.num_rows, dim)
+    if old.num_rows == catalog.num_rows and catalog.extends(old):
+        return weight
+    return carry_rows(weight, old, catalog, seed=seed)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The three training objectives of the article, as pure functions in float32."""
+"""The three training objectives of the article, as pure functions in float32 or wider."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def head_loss(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         mask: `[B, C]`, true where there is a candidate.
     """
     loss = functional.binary_cross_entropy_with_logits(
-        logits.float(), labels.float(), reduction="none"
+        _full(logits), _full(labels), reduction="none"
     ).sum(-1)
     return (loss * mask).sum() / mask.sum().clamp(min=1)
 
@@ -29,7 +29,7 @@ def pairwise_loss(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         labels: `[B, C, A]`, 0 or 1.
         mask: `[B, C]`, true where there is a candidate.
     """
-    logits = logits.float()
+    logits = _full(logits)
     positive = (labels > 0) & mask[..., None]
     negative = (labels <= 0) & mask[..., None]
     pairs = positive[:, :, None, :] & negative[:, None, :, :]
@@ -69,12 +69,16 @@ def contrastive_loss(
     """
     if not len(states):
         return states.sum()
-    states = functional.normalize(states.float(), dim=-1) / temperature
-    targets = functional.normalize(targets.float(), dim=-1)
-    negatives = functional.normalize(negatives.float(), dim=-1)
+    states = functional.normalize(_full(states), dim=-1) / temperature
+    targets = functional.normalize(_full(targets), dim=-1)
+    negatives = functional.normalize(_full(negatives), dim=-1)
     expected_draws = negative_log_q + torch.log(torch.tensor(float(len(negatives))))
     against = states @ negatives.T - expected_draws
     own = target_rows[:, None] == negative_rows[None, :]
     against = against.masked_fill(own, -torch.inf)
     positive = (states * targets).sum(-1, keepdim=True)
     return (torch.logsumexp(torch.cat([positive, against], dim=1), dim=1) - positive[:, 0]).mean()
+
+
+def _full(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))

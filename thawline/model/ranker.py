@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thawline.config import Model
+from thawline.config import GRADIENT_PATHS, Model
 from thawline.data.batches import Batch
+from thawline.model.adapter import Adapter
 from thawline.model.encoder import Block, HistoryEncoder
 from thawline.model.losses import contrastive_loss, head_loss, pairwise_loss
 
@@ -60,6 +61,7 @@ class Ranker(nn.Module):
         super().__init__()
         dim = settings.dim
         self.settings = settings
+        self.adapter = Adapter(settings.adapter, dim)
         self.action = nn.Embedding(2**actions, dim)
         self.age = nn.Linear(1, dim)
         self.encoder = HistoryEncoder(
@@ -93,17 +95,17 @@ class Ranker(nn.Module):
 
     def forward(self, batch: Batch, embeddings: Tensor) -> Tensor:
         """Logits `[B, C, A]`, from the rows of `batch.rows` as `embeddings` `[n, d]`."""
-        history, candidates = _split_rows(batch, embeddings)
+        history, candidates = self._read(batch, embeddings)
         return self._score(batch, candidates, self._encode(batch, history))
 
     def loss(self, batch: Batch, embeddings: Tensor) -> Losses:
         """The training losses, from the rows of `batch.rows` as `embeddings` `[n, d]`."""
-        history, candidates = _split_rows(batch, embeddings)
+        history, candidates = self._read(batch, embeddings)
         encoded = self._encode(batch, history)
         logits = self._score(batch, candidates, encoded)
         head = head_loss(logits, batch.labels, batch.candidate_mask)
         pairwise = pairwise_loss(logits, batch.labels, batch.candidate_mask)
-        contrastive = self._next_item_loss(batch, candidates, encoded)
+        contrastive = self._next_item_loss(batch, candidates["contrastive"], encoded)
         total = (
             head
             + self.settings.pairwise_weight * pairwise
@@ -111,15 +113,31 @@ class Ranker(nn.Module):
         )
         return Losses(total, head, pairwise, contrastive)
 
+    def _read(self, batch: Batch, embeddings: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The history's vectors and, for each gradient path, the candidates'.
+
+        A path that is cut reads the same values through the same adapter, which still trains, but
+        gives the rows no gradient.
+        """
+        history, candidates = _split_rows(batch, embeddings)
+        open_paths = self.settings.gradient_paths
+        adapted = self.adapter(candidates)
+        cut = self.adapter(candidates.detach()) if len(open_paths) < len(GRADIENT_PATHS) else None
+        paths = {
+            path: adapted if path in open_paths or cut is None else cut
+            for path in ("contrastive", "transformer", "feature_cross")
+        }
+        return self.adapter(history if "history" in open_paths else history.detach()), paths
+
     def _encode(self, batch: Batch, history: Tensor) -> Tensor:
         age = self.age(torch.log1p(batch.history_age).unsqueeze(-1))
         return self.encoder(history + self.action(batch.history_action) + age)
 
-    def _score(self, batch: Batch, candidates: Tensor, encoded: Tensor) -> Tensor:
-        attended = self.cross_attention(candidates, _padding_mask(batch), encoded)
-        count = candidates.shape[1]
+    def _score(self, batch: Batch, candidates: dict[str, Tensor], encoded: Tensor) -> Tensor:
+        attended = self.cross_attention(candidates["transformer"], _padding_mask(batch), encoded)
+        count = attended.shape[1]
         features = [
-            candidates,
+            candidates["feature_cross"],
             self.cross_attention_norm(attended),
             self._user_state(batch, encoded).unsqueeze(1).expand(-1, count, -1),
         ]
