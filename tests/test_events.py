@@ -253,9 +253,16 @@ def test_actions_are_flags_or_thresholds(tmp_path):
         pq.read_table(settings["path"]).set_column(5, "seen", pa.array(["1", "0", "maybe", "1"])),
         settings["path"],
     )
-    assert "(events.actions.seen.column) holds 'maybe', which is neither" in message_of(
-        tmp_path, settings
+    message = message_of(tmp_path, settings)
+    assert "1 of 4 rows cannot be used: 1 unknown action" in message
+    assert "'action': 'maybe'" in message
+    settings["actions"] = {"other": {"column": "seen"}}
+    pq.write_table(
+        pq.read_table(settings["path"]).set_column(5, "seen", pa.array(["a", "b", "?", "x"])),
+        settings["path"],
     )
+    message = message_of(tmp_path, settings)
+    assert "(events.actions.other.column) holds 'x', and no number and no true or false" in message
 
 
 def test_an_action_may_not_be_called_like_a_column(tmp_path):

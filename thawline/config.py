@@ -75,6 +75,10 @@ Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
 
+GradientPath = Literal["contrastive", "transformer", "feature_cross", "history"]
+GRADIENT_PATHS: tuple[GradientPath, ...] = get_args(GradientPath)
+
+
 class Section(BaseModel):
     """Base of every section: unknown keys are errors, values never change after validation."""
 
@@ -213,6 +217,11 @@ class Events(Section):
         return self.columns.request_id is not None or self.request_gap_seconds is not None
 
     @property
+    def actions_in_rows(self) -> bool:
+        """Whether an event may have a row for each of its actions."""
+        return self.impression is not None or bool(self.by_word)
+
+    @property
     def by_word(self) -> dict[str, set[str]]:
         """Columns that say what an event was, and the words that are known there."""
         known: dict[str, set[str]] = {}
@@ -262,6 +271,22 @@ class Tiers(Section):
         return self
 
 
+class CatalogRows(Section):
+    """Which items have a row of their own."""
+
+    min_support: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Positives of training users in the training windows that an item needs for a "
+        "row of its own; the others share buckets by a hash of their id. 0: every item has one.",
+    )
+    buckets: Count = Field(1_024, description="Rows shared by the items below `min_support`.")
+    evict_after_days: Count | None = Field(
+        None,
+        description="Items without an event for so many days lose their row. Where one of "
+        "`previous` does, a new generation starts and moved.parquet says which rows moved.",
+    )
+
+
 class Windows(Section):
     """Spans of days, histories and hold-outs."""
 
@@ -284,6 +309,17 @@ class Windows(Section):
         0.05, description="Share of users held out of all training (the `in_window` hold-out)."
     )
     tiers: Tiers = Tiers()
+    catalog: CatalogRows = CatalogRows()
+    previous: str | None = Field(
+        None,
+        description="A dataset or model folder whose catalog and vocabularies are extended, so "
+        "that its rows keep their meaning. Days that it has built already are taken from it.",
+    )
+    late: Literal["report", "rebuild"] = Field(
+        "report",
+        description="Events that arrived after their day was built. report: the day stays as it "
+        "is; rebuild: it and the days after it, whose histories they change, are built anew.",
+    )
     rows_per_file: Count = 200_000
     rows_per_group: Count = 8_192
     engine: Literal["duckdb", "spark"] = Field(
@@ -350,6 +386,22 @@ class Model(Section):
     pairwise_weight: Annotated[float, Field(ge=0.0)] = 0.5
     contrastive_weight: Annotated[float, Field(ge=0.0)] = 0.5
     temperature: Positive = 0.1
+    adapter: Literal["off", "bias", "diagonal", "full"] = Field(
+        "off",
+        description="A zero-initialised map `e + eA + b` on every row, cold ones too, that trains "
+        "with the network: full (a matrix A), diagonal, or bias alone.",
+    )
+    gradient_paths: tuple[GradientPath, ...] = Field(
+        GRADIENT_PATHS,
+        description="Paths by which the losses reach the item rows: the candidate's through the "
+        "contrastive loss, the transformer and the feature cross, and the history's.",
+    )
+
+    @model_validator(mode="after")
+    def _paths_once(self) -> Model:
+        if len(set(self.gradient_paths)) < len(self.gradient_paths):
+            raise ValueError("gradient_paths names a path twice")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Model:
@@ -362,6 +414,11 @@ class Pretrain(Section):
     """Contrastive pretraining of the item table."""
 
     epochs: Annotated[int, Field(ge=0)] = Field(4, description="0 keeps the random rows.")
+    start_from: str | None = Field(
+        None,
+        description="A table or model folder whose rows pretraining starts from; items that it "
+        "does not know start at random. None: all do.",
+    )
     batch_size: Count = Field(256, description="Sequences a step.")
     learning_rate: Positive = Field(1e-3, description="Adam, for the encoder.")
     table_learning_rate: Positive = Field(0.05, description="Row-wise Adagrad, for the table.")

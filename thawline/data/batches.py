@@ -121,8 +121,8 @@ class RequestReader:
             split: Which requests.
             batch_size: Requests a batch; only the last one of an epoch may be smaller.
             seed: Of the order.
-            sampler: Draws `sampler.count` negatives after the stored candidates of each request.
-                None: the stored candidates alone.
+            sampler: Its negatives stand after the stored candidates of each request. None: the
+                stored candidates alone.
             shuffle: False gives the order of the files (time).
             limit: Reads at most this many requests, the same ones each time, evenly spread.
             prefetch: Batches made ahead by the thread; 0 makes them in the caller's. It does not
@@ -243,7 +243,8 @@ class RequestReader:
         labels = self._stack(candidates, "label")
         oracle = self._stack(candidates, "oracle") if self._has_oracle else None
         if self._sampler is not None:
-            drawn = self._sampler.draw(request_id, timestamp, row, self._sampler.count, epoch)
+            known = history["history_row"]
+            drawn = self._sampler.negatives(request_id, timestamp, row, known, epoch)
             row = np.concatenate([row, drawn], axis=1)
             mask = np.concatenate([mask, drawn != PADDING_ROW], axis=1)
             none = np.zeros((*drawn.shape, len(self._actions)), np.float32)

@@ -2,11 +2,14 @@
 
 Canonical columns: `user_id` and `item_id` (int64 or string, as in the log), `timestamp` (int64,
 microseconds since 1970 UTC), `request_id` (int64) and `position` (int64) in logs with impressions,
-a boolean column an action, `ctx_<name>` strings, and `held_out`.
+a boolean column an action, `ctx_<name>` strings, and `held_out`. Where actions come as rows of
+their own, the boolean `impression` tells which rows are impressions, and the others may lack a
+`request_id`.
 """
 
 from __future__ import annotations
 
+import datetime
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,15 +22,27 @@ from ibis.backends.duckdb import Backend
 
 from thawline.config import Events, Windows
 from thawline.data.engine import keep
+from thawline.data.grouping import group_by_gap, merge_rows
 from thawline.data.mapping import ColumnMapping, needed_columns
 from thawline.data.sources import decide_format, find_files, open_csv, open_parquet, reading
 from thawline.errors import ConfigError, DataError
 
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 RESERVED = {
     *("user_id", "item_id", "timestamp", "request_id", "position", "held_out", "reason", "row"),
-    *("action", "number", "weight", "start", "copy"),
+    *("action", "number", "weight", "start", "stop", "copy", "impression"),
 }
 RESERVED_PREFIXES = ("ctx_", "label_", "oracle_", "raw_")
+
+
+HINTS = {
+    "impossible timestamp": "if some times are in another unit than the rest, write them in one",
+    "future timestamp": "if these times are right, set events.latest",
+    "unknown action": "name these words in an action's equals or in events.ignored_actions",
+    "duplicate": "see whether two files of events.path hold the same days",
+    "bad encoding": "write the log as UTF-8",
+}
+"""What to do about rejected rows, by reason."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +97,13 @@ def read_events(engine: Backend, settings: Events, windows: Windows) -> EventLog
     with reading(files, kind, needed):
         mapping = ColumnMapping(raw, settings, where)
         mapping.check()
-        staged = keep(engine, "staged", mapping.canonical(windows.holdout_users))
+        staged = mapping.canonical(windows.holdout_users, _latest(settings))
+        staged = keep(engine, "staged", staged)
     staged, rejected, counts = _reject(engine, staged, settings, windows, where)
+    if settings.actions_in_rows:
+        staged = merge_rows(engine, staged, settings)
+    if settings.request_gap_seconds is not None:
+        staged = group_by_gap(engine, staged, round(settings.request_gap_seconds * 1e6))
     hashed = mapping.textual.get("request_id", False)
     return EventLog(staged, rejected, counts, files, hashed)
 
@@ -97,7 +117,7 @@ def _reject(
 ) -> tuple[ir.Table, ir.Table, dict[str, int]]:
     """Splits the staged rows, and fails if too many are rejected."""
     staged = _find_duplicates(engine, staged, settings)
-    if settings.impressions:
+    if "request_id" in staged.columns:
         staged = _find_mixed_requests(engine, staged)
     raw = [name for name in staged.columns if name.startswith("raw_")]
     rejected = staged.filter(staged.reason.notnull())
@@ -112,25 +132,36 @@ def _reject(
         raise DataError(f"{where} holds no rows", "check events.path and events.sample_users")
     if sum(counts.values()) > windows.max_rejected * total:
         listed = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        sample = "\n".join(f"    {row}" for row in rejected.limit(3).to_pyarrow().to_pylist())
+        sample = _samples(rejected, counts)
+        hints = [HINTS[reason] for reason in counts if reason in HINTS]
         raise DataError(
             f"{where}: {sum(counts.values())} of {total} rows cannot be used: {listed}; such as\n"
             f"{sample}",
-            "clean the log, correct events.columns, or raise windows.max_rejected "
-            f"(now {windows.max_rejected})",
+            "; ".join(
+                [
+                    *hints,
+                    "clean the log, correct events.columns, or raise windows.max_rejected "
+                    f"(now {windows.max_rejected})",
+                ]
+            ),
         )
     events = staged.filter(staged.reason.isnull()).drop(*raw, "reason")
     return events, rejected, counts
 
 
 def _find_duplicates(engine: Backend, staged: ir.Table, settings: Events) -> ir.Table:
-    keys = ["user_id", "item_id", "timestamp"] + ["request_id"] * settings.impressions
+    keys = [
+        name for name in ("user_id", "item_id", "timestamp", "request_id") if name in staged.columns
+    ]
+    if settings.actions_in_rows:
+        # One event may have a row for each of its actions.
+        keys += [name for name in ("impression", *settings.actions) if name in staged.columns]
     good = staged.filter(staged.reason.isnull())
     groups = good.group_by(keys).aggregate(copies=good.count())
     if not groups.filter(groups.copies > 1).count().to_pyarrow().as_py():
         return staged
     # The copy with the most actions stays; the order of the rest only makes the choice stable.
-    first = [staged[name].desc() for name in settings.actions]
+    first = [staged[name].desc() for name in settings.actions if name not in keys]
     rest = [staged[name] for name in staged.columns if name not in {*keys, *settings.actions}]
     copy = ibis.row_number().over(group_by=[*keys, "reason"], order_by=first + rest)
     numbered = staged.mutate(copy=copy)
@@ -143,7 +174,7 @@ def _find_duplicates(engine: Backend, staged: ir.Table, settings: Events) -> ir.
 
 
 def _find_mixed_requests(engine: Backend, staged: ir.Table) -> ir.Table:
-    good = staged.filter(staged.reason.isnull())
+    good = staged.filter(staged.reason.isnull(), staged.request_id.notnull())
     users = good.group_by("request_id").aggregate(
         first_user=good.user_id.min(), last_user=good.user_id.max()
     )
@@ -154,3 +185,22 @@ def _find_mixed_requests(engine: Backend, staged: ir.Table) -> ir.Table:
     inside = staged.reason.isnull() & staged.request_id.isin(mixed.request_id)
     reason = inside.ifelse("several users in one request", staged.reason)
     return keep(engine, "unmixed", staged.mutate(reason=reason))
+
+
+def _latest(settings: Events) -> int:
+    latest = settings.latest
+    if latest is None:
+        latest = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    elif latest.tzinfo is None:
+        latest = latest.replace(tzinfo=datetime.UTC)
+    return (latest - EPOCH) // datetime.timedelta(microseconds=1)
+
+
+def _samples(rejected: ir.Table, counts: dict[str, int]) -> str:
+    """Three rows of each reason, one a line."""
+    rows = [
+        row
+        for reason in counts
+        for row in rejected.filter(rejected.reason == reason).limit(3).to_pyarrow().to_pylist()
+    ]
+    return "\n".join(f"    {row}" for row in rows)

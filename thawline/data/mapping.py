@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import operator
+from functools import reduce
 from typing import Any
 
 import ibis
 import ibis.expr.types as ir
 
-from thawline.config import Events
+from thawline.config import Action, Events
 from thawline.data.engine import epoch_us, hash63, hashed_below, text_epoch_us, text_float
 from thawline.errors import DataError
 
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
 LATEST = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 """Timestamps outside are impossible: no log of people's clicks is that old or that new."""
+
+MANGLED = "\ufffd"
+"""Unicode's replacement character."""
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 CANONICAL_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
@@ -28,6 +33,8 @@ def needed_columns(settings: Events) -> dict[str, str]:
     for name, action in settings.actions.items():
         if action.column is not None:
             needed[f"events.actions.{name}.column"] = action.column
+    if settings.impression is not None and settings.impression.column is not None:
+        needed["events.impression.column"] = settings.impression.column
     for name, column in settings.context.items():
         needed[f"events.context.{name}"] = column
     return needed
@@ -84,11 +91,31 @@ class ColumnMapping:
         if not time.type().is_numeric():
             facts["time:instant"] = self._instant(time).approx_median()
             facts["time:example"] = time.cast("string").max()
-        for name, action in self.settings.actions.items():
-            if action.column is not None and raw[action.column].type().is_string():
-                bad = raw[action.column].nullif("")
-                bad = self._number(bad).isnull().ifelse(bad, ibis.null("string"))
-                facts[f"action:{name}"] = bad.max()
+        for key, rule in self._rules().items():
+            if rule.column is None:
+                continue
+            kind = raw[rule.column].type()
+            if not (kind.is_string() or kind.is_numeric() or kind.is_boolean()):
+                raise DataError(
+                    f"{self.where}: column {rule.column!r} ({key}.column) is of type {kind}",
+                    "name a column of words, numbers, or true and false",
+                )
+            if kind.is_string() and not rule.words:
+                number = self._number(raw[rule.column].nullif(""))
+                facts[f"{key}:some"] = number.count()
+                facts[f"{key}:bad"] = (
+                    number.isnull().ifelse(raw[rule.column].nullif(""), ibis.null("string")).max()
+                )
+            elif rule.words:
+                facts[f"{key}:some"] = self._happened(rule).sum()
+                facts[f"{key}:bad"] = self._text(rule.column).max()
+        for name, column in self.settings.context.items():
+            kind = raw[column].type()
+            if kind.is_nested() or kind.is_binary():
+                raise DataError(
+                    f"{self.where}: column {column!r} (events.context.{name}) is of type {kind}",
+                    "name a column with one value a row, or drop it from events.context",
+                )
         row = raw.aggregate(**facts).to_pyarrow()
         self._judge({key: row[key][0].as_py() for key in facts})
 
@@ -104,13 +131,20 @@ class ColumnMapping:
                     "with a fraction",
                     "use a column of integers or strings",
                 )
-        for name, action in self.settings.actions.items():
-            if (example := facts.get(f"action:{name}")) is not None:
+        for key, rule in self._rules().items():
+            example = facts.get(f"{key}:bad")
+            if example is None or facts[f"{key}:some"]:
+                continue
+            place = f"{self.where}: column {rule.column!r} ({key}.column) "
+            if rule.words:
                 raise DataError(
-                    f"{self.where}: column {action.column!r} (events.actions.{name}.column) holds "
-                    f"{example!r}, which is neither a number nor true or false",
-                    "name another column, or clean this one",
+                    f"{place}is never {' or '.join(map(repr, rule.words))}; it holds {example!r}",
+                    f"correct {key}.equals",
                 )
+            raise DataError(
+                f"{place}holds {example!r}, and no number and no true or false",
+                f"name another column, or the words with {key}.equals",
+            )
         self._judge_time(facts)
 
     def _judge_time(self, facts: dict[str, Any]) -> None:
@@ -147,8 +181,20 @@ class ColumnMapping:
                 fits,
             )
 
-    def canonical(self, holdout: float) -> ir.Table:
-        """The canonical columns, the log's own ids and time as text, and why a row is rejected."""
+    def _rules(self) -> dict[str, Action]:
+        """Config key to the rule that tells an action, or an impression."""
+        rules = {f"events.actions.{name}": rule for name, rule in self.settings.actions.items()}
+        if self.settings.impression is not None:
+            rules["events.impression"] = self.settings.impression
+        return rules
+
+    def canonical(self, holdout: float, latest: int) -> ir.Table:
+        """The canonical columns, the log's own ids and time as text, and why a row is rejected.
+
+        Args:
+            holdout: Share of the users that are held out.
+            latest: Microseconds since 1970 UTC; what is later is of the future.
+        """
         raw, settings = self.raw, self.settings
         user_text, time_text = (
             self._text(self.ids["user_id"]),
@@ -159,26 +205,77 @@ class ColumnMapping:
         if settings.columns.position is not None:
             columns["position"] = self._number(raw[settings.columns.position]).cast("int64")
         for name, action in settings.actions.items():
-            columns[name] = self._happened(action.column, action.at_least)
+            columns[name] = self._happened(action)
+        if settings.impression is not None:
+            columns["impression"] = self._happened(settings.impression)
         for name, column in settings.context.items():
             columns[f"ctx_{name}"] = self._text(column)
         columns["held_out"] = hashed_below(user_text.fill_null(""), "holdout", holdout)
         for key, name in self.ids.items():
             columns[f"raw_{key}"] = self._text(name)
         columns["raw_timestamp"] = time_text
+        if (said := self._action_text()) is not None:
+            columns["raw_action"] = said
+        columns["unknown"], columns["mangled"] = self._unknown(), self._mangled()
         table = raw
+        for column in settings.by_word if settings.ignored_actions else ():
+            left_out = self._text(column).isin(settings.ignored_actions)
+            table = table.filter(~left_out.fill_null(False))
         if settings.sample_users < 1.0:
             # Rows without a user are sampled one by one, so that their share stays what it is.
             rest = self._text(self.ids["item_id"]).fill_null("") + time_text.fill_null("")
             key = user_text.fill_null(ibis.literal("?") + rest)
             table = table.filter(hashed_below(key, "sample", settings.sample_users))
         table = table.select(**columns)
-        reasons = [(table[key].isnull(), f"null {key}") for key in self.ids]
+        # An action's own row need not know the request that it will join.
+        needed = {"request_id": table.impression} if settings.impression is not None else {}
+        reasons = [(table.mangled, "bad encoding")]
+        reasons += [
+            (table[key].isnull() & needed.get(key, ibis.literal(True)), f"null {key}")
+            for key in self.ids
+        ]
         reasons += [
             (table.raw_timestamp.isnull(), "null timestamp"),
             (table.timestamp.isnull(), "impossible timestamp"),
+            (table.timestamp > latest, "future timestamp"),
+            (table.unknown, "unknown action"),
         ]
-        return table.mutate(reason=ibis.cases(*reasons))
+        return table.mutate(reason=ibis.cases(*reasons)).drop("unknown", "mangled")
+
+    def _action_text(self) -> ir.StringValue | None:
+        """What the columns of words or numbers in text say, for the rejected rows."""
+        names = {rule.column: None for rule in self._rules().values() if rule.column is not None}
+        texts = [self._text(name) for name in names if self.raw[name].type().is_string()]
+        if not texts:
+            return None
+        return texts[0] if len(texts) == 1 else ibis.literal(" ").join(texts)
+
+    def _unknown(self) -> ir.BooleanValue:
+        """Whether a column that tells actions holds something that tells none."""
+        unknown: list[ir.BooleanValue] = []
+        for column, words in self.settings.by_word.items():
+            unknown.append(~self._text(column).isin(sorted(words)))
+        for rule in self._rules().values():
+            if rule.column is not None and not rule.words:
+                value = self.raw[rule.column]
+                if value.type().is_string():
+                    value = value.nullif("")
+                    unknown.append(value.notnull() & self._number(value).isnull())
+        if self.settings.impression is not None:
+            happened = [self._happened(rule) for rule in self._rules().values()]
+            unknown.append(~reduce(operator.or_, happened))
+        return reduce(
+            operator.or_, (each.fill_null(False) for each in unknown), ibis.literal(False)
+        )
+
+    def _mangled(self) -> ir.BooleanValue:
+        """Whether a text holds U+FFFD, which stands for bytes that were no text."""
+        texts = [
+            self.raw[name].contains(MANGLED).fill_null(False)
+            for name in dict.fromkeys(needed_columns(self.settings).values())
+            if self.raw[name].type().is_string()
+        ]
+        return reduce(operator.or_, texts, ibis.literal(False))
 
     def _text(self, name: str) -> ir.StringValue:
         column = self.raw[name]
@@ -207,12 +304,14 @@ class ColumnMapping:
             return column.cast("float64")
         return ibis.null("float64")
 
-    def _happened(self, column: str | None, at_least: float | None) -> ir.BooleanValue:
-        if column is None:
+    def _happened(self, rule: Action) -> ir.BooleanValue:
+        if rule.column is None:
             return ibis.literal(True)
-        number = self._number(self.raw[column])
+        if rule.words:
+            return self._text(rule.column).isin(rule.words).fill_null(False)
+        number = self._number(self.raw[rule.column])
         number = number.isnan().ifelse(ibis.null("float64"), number)
-        happened = number > 0 if at_least is None else number >= at_least
+        happened = number > 0 if rule.at_least is None else number >= rule.at_least
         return happened.fill_null(False)
 
     def _instant(self, column: ir.Value) -> ir.IntegerValue:

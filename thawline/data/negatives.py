@@ -1,6 +1,7 @@
 """Negatives for logs without impressions: popularity^alpha over what existed at the request.
 
-Nothing here reads requests; `batches` calls `NegativeSampler.draw` once a batch.
+Nothing here reads requests; `batches` calls `NegativeSampler.negatives` once a batch. How often a
+row is drawn on the whole is told by `expected_draws`, for the audit.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from thawline.config import Negatives
+from thawline.data.draws import Chapter, Taken, mix, uniform
 from thawline.data.manifest import FIRST_ROW, PADDING_ROW, Catalog, Dataset
 from thawline.data.popularity import MICROSECONDS_PER_HOUR, Popularity
 from thawline.errors import ConfigError
@@ -15,51 +17,17 @@ from thawline.errors import ConfigError
 REDRAWS = 8
 """How often a draw that hit one of the request's positives is repeated before it is given up."""
 
+REDRAWS_OF_KNOWN = 31
+"""The same where a whole history is excluded: it may hold much of what is popular."""
+
+_IN_BATCH = 1 << 40
+"""Where the random numbers of in-batch negatives start, far from those of the others."""
+
 _CHAPTER_HALF_LIVES = 400
 """A chapter's weights grow by at most 2^(400 alpha) <= 2^800, which float64 holds."""
 
 _NEGLIGIBLE = 1e-12
 """Items below this share of all weight are not carried into the next chapter."""
-
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-_CELLS_PER_ENTRY = 2
-
-
-class _Chapter:
-    """Entries and the prefix sums of their weights, with a guide table for fast searches.
-
-    The guide divides the total weight into equal cells and knows the first entry of each, so that
-    few steps are left to a binary search (Chen & Asau, "On generating random variates from an
-    empirical distribution", AIIE Transactions 6, 1974). Steps are taken for all targets at once:
-    their cache misses then overlap, which makes it several times faster than `np.searchsorted`.
-    """
-
-    def __init__(self, weight: np.ndarray, row: np.ndarray) -> None:
-        """Takes weights float64 [E], at least one of them above 0, and rows int64 [E]."""
-        self.cumulative = np.cumsum(weight)
-        self._row = row
-        cells = _CELLS_PER_ENTRY * len(row)
-        self._scale = cells / self.cumulative[-1]
-        cell = (self.cumulative * self._scale).astype(np.int64)
-        self._guide = np.searchsorted(cell, np.arange(cells + 2)).astype(np.int32)
-
-    def find(self, target: np.ndarray) -> np.ndarray:
-        """Rows [n] of the first entries whose prefix sum is above `target` [n]."""
-        cell = (target * self._scale).astype(np.int64)
-        found, end = self._guide.take(cell), self._guide.take(cell + 1)
-        left = np.flatnonzero(found < end)
-        low, high, goal = found[left], end[left], target[left]
-        while len(left):
-            middle = (low + high) >> 1
-            above = self.cumulative.take(middle) > goal
-            low = np.where(above, low, middle + 1)
-            high = np.where(above, middle, high)
-            found[left] = low
-            more = np.flatnonzero(low < high)
-            left, low, high, goal = left[more], low[more], high[more], goal[more]
-        return self._row.take(found)
 
 
 class NegativeSampler:
@@ -80,7 +48,12 @@ class NegativeSampler:
       beyond 400 half-lives start anew every 400 from the decayed counts so far.
 
     Draws depend on (seed, request_id, slot, and epoch if resampling) alone: splitmix64 of a counter
-    (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+    (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). In-batch
+    negatives depend on the batch beside.
+
+    With `catalogue_leak` all entries are available at all times, with the positives of the whole
+    log as their popularity. Rows of the future are then only ever negatives, which a model learns
+    by heart: this is here for the study of that leak.
     """
 
     def __init__(self, dataset: Dataset, config: Negatives, seed: int) -> None:
@@ -97,8 +70,17 @@ class NegativeSampler:
         """
         self.count = config.per_positive
         """Negatives a request, as configured."""
+        self.in_batch = config.in_batch
+        """Negatives a request from its batch."""
         self._seed = seed
         self._resample = config.resample
+        self._exclude_known = config.exclude_known
+        self._redraws = REDRAWS_OF_KNOWN if config.exclude_known else REDRAWS
+        self._num_rows = dataset.catalog.num_rows
+        self._first_seen = dataset.catalog.first_seen
+        if config.catalogue_leak:
+            self._from_all(Popularity.read(dataset), config.alpha)
+            return
         if config.popularity == "window":
             self._from_catalog(dataset.catalog, config.alpha)
             return
@@ -111,6 +93,69 @@ class NegativeSampler:
         decays = config.popularity == "decayed" and config.alpha > 0
         half_life = config.half_life_hours if decays else None
         self._from_popularity(Popularity.read(dataset), config.alpha, half_life)
+
+    def negatives(
+        self,
+        request_id: np.ndarray,
+        timestamp: np.ndarray,
+        positives: np.ndarray,
+        history: np.ndarray,
+        epoch: int,
+    ) -> np.ndarray:
+        """The negatives of a batch, as configured.
+
+        Args:
+            request_id: int64 [B].
+            timestamp: int64 [B]: microseconds since 1970 UTC.
+            positives: int64 [B, P]: the requests' positives; padded with 0.
+            history: int64 [B, L]: the users' known positives; padded with 0. Never drawn with
+                `negatives.exclude_known`. What a user will like only later is not in it: to exclude
+                that would tell the model of the future.
+            epoch: Changes the draws if `negatives.resample` is on.
+
+        Returns:
+            int64 [B, count + in_batch]; 0 (padding) where there was none.
+        """
+        taken = np.concatenate([positives, history], axis=1) if self._exclude_known else positives
+        drawn = self.draw(request_id, timestamp, taken, self.count, epoch)
+        if not self.in_batch:
+            return drawn
+        others = self._draw_in_batch(request_id, timestamp, positives, taken, epoch)
+        return np.concatenate([drawn, others], axis=1)
+
+    def expected_draws(self, timestamp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How often each row is drawn for requests at some times, in-batch negatives aside.
+
+        Draws that are repeated because they hit a positive are not counted.
+
+        Args:
+            timestamp: int64 [R]: microseconds since 1970 UTC.
+
+        Returns:
+            float64 [num_rows]: expected draws, and those for requests at or before the row's
+            `first_seen`, which are 0 unless the sampler leaks.
+        """
+        expected, early = np.zeros(self._num_rows), np.zeros(self._num_rows)
+        time = np.sort(timestamp)
+        moment = np.searchsorted(self._available_from, time, side="right") - 1
+        time, moment = time[moment >= 0], moment[moment >= 0]
+        for number, chapter in enumerate(self._chapters):
+            mine = self._chapter_of[moment] == number
+            # From the last request backwards: early terms may dwarf late ones, never late ones
+            # early ones that matter to a late entry.
+            left = np.zeros(mine.sum() + 1)
+            share = self.count / self._total[moment[mine]]
+            left[:-1] = np.cumsum(share[::-1])[::-1]
+            moments = np.flatnonzero(self._chapter_of == number)
+            at = np.searchsorted(self._total[moments], chapter.cumulative)
+            opened = self._available_from[moments[np.minimum(at, len(moments) - 1)]]
+            weight = np.diff(chapter.cumulative, prepend=0.0)
+            after = left[np.searchsorted(time[mine], opened)]
+            np.add.at(expected, chapter.row, weight * after)
+            born = self._first_seen[chapter.row - FIRST_ROW]
+            known = left[np.searchsorted(time[mine], np.maximum(opened, born + 1))]
+            np.add.at(early, chapter.row, weight * (after - known))
+        return expected, early
 
     def draw(
         self,
@@ -130,8 +175,8 @@ class NegativeSampler:
             epoch: Changes the draws if `negatives.resample` is on.
 
         Returns:
-            int64 [B, count]; 0 (padding) where nothing is available yet, or where 9 draws in a row
-            were positives.
+            int64 [B, count]; 0 (padding) where nothing is available yet, or where too many draws in
+            a row were positives.
         """
         drawn = np.full(len(request_id) * count, PADDING_ROW, np.int64)
         moment = np.searchsorted(self._available_from, timestamp, side="right") - 1
@@ -140,20 +185,44 @@ class NegativeSampler:
         slot = np.arange(len(drawn))
         if not total.all():
             slot = slot[np.repeat(total > 0, count)]
-        for attempt in range(REDRAWS + 1):
+        taken = Taken(positives, self._num_rows)
+        for attempt in range(self._redraws + 1):
             if not len(slot):
                 break
             request = slot // count
             number = slot - request * count + (attempt << 32)
-            target = _uniform(stream[request], number) * total[request]
+            target = uniform(stream[request], number) * total[request]
             row = self._find(target, moment[request])
-            hit = np.zeros(len(slot), bool)
-            for column in positives.T:
-                hit |= row == column[request]
+            hit = taken.has(request, row)
             row[hit] = PADDING_ROW
             drawn[slot] = row
             slot = slot[hit]
         return drawn.reshape(-1, count)
+
+    def _draw_in_batch(
+        self,
+        request_id: np.ndarray,
+        timestamp: np.ndarray,
+        positives: np.ndarray,
+        excluded: np.ndarray,
+        epoch: int,
+    ) -> np.ndarray:
+        """int64 [B, in_batch]: positives of other requests that existed at the request's time."""
+        drawn = np.full(len(request_id) * self.in_batch, PADDING_ROW, np.int64)
+        pool = positives[positives >= FIRST_ROW]
+        slot = np.arange(len(drawn) if len(pool) else 0)
+        stream, taken = self._streams(request_id, epoch), Taken(excluded, self._num_rows)
+        for attempt in range(self._redraws + 1):
+            if not len(slot):
+                break
+            request = slot // self.in_batch
+            number = slot - request * self.in_batch + (attempt << 32) + _IN_BATCH
+            row = pool[(uniform(stream[request], number) * len(pool)).astype(np.int64)]
+            unborn = self._first_seen[row - FIRST_ROW] >= timestamp[request]
+            hit = taken.has(request, row) | unborn
+            drawn[slot] = np.where(hit, PADDING_ROW, row)
+            slot = slot[hit]
+        return drawn.reshape(-1, self.in_batch)
 
     def _find(self, target: np.ndarray, moment: np.ndarray) -> np.ndarray:
         if len(self._chapters) == 1:
@@ -167,21 +236,32 @@ class NegativeSampler:
 
     def _streams(self, request_id: np.ndarray, epoch: int) -> np.ndarray:
         """uint64 [B]: where each request's splitmix64 counter starts."""
-        state = _mix(np.array([self._seed], np.int64).view(np.uint64))
-        state = _mix(state ^ np.uint64(epoch + 1 if self._resample else 0))
-        return _mix(state ^ request_id.astype(np.int64, copy=False).view(np.uint64))
+        state = mix(np.array([self._seed], np.int64).view(np.uint64))
+        state = mix(state ^ np.uint64(epoch + 1 if self._resample else 0))
+        return mix(state ^ request_id.astype(np.int64, copy=False).view(np.uint64))
 
     def _from_catalog(self, catalog: Catalog, alpha: float) -> None:
         weight = _power(catalog.pretrain_count + catalog.support, alpha)
         known = np.flatnonzero(weight)
+        # A catalog that extends another one is not in order of first_seen.
+        known = known[np.argsort(catalog.first_seen[known], kind="stable")]
         seen, entries = np.unique(catalog.first_seen[known], return_counts=True)
         self._available_from = seen + 1
         self._total = np.zeros(len(seen) + 1)
         self._chapters = []
         self._chapter_of = np.zeros(len(seen), np.int64)
         if len(known):
-            self._chapters.append(_Chapter(weight[known], known + FIRST_ROW))
+            self._chapters.append(Chapter(weight[known], known + FIRST_ROW))
             self._total[:-1] = self._chapters[0].cumulative[np.cumsum(entries) - 1]
+
+    def _from_all(self, popularity: Popularity, alpha: float) -> None:
+        count = np.bincount(popularity.row, popularity.count, minlength=self._num_rows)
+        row = np.flatnonzero(count)
+        self._available_from = np.array([np.iinfo(np.int64).min])
+        self._chapter_of = np.zeros(1, np.int64)
+        self._chapters = [Chapter(_power(count[row], alpha), row)] if len(row) else []
+        total = self._chapters[0].cumulative[-1] if len(row) else 0.0
+        self._total = np.array([total, 0.0])
 
     def _from_popularity(
         self, popularity: Popularity, alpha: float, half_life: float | None
@@ -212,7 +292,7 @@ class NegativeSampler:
                 kept = carried > carried.sum() * _NEGLIGIBLE
                 row = np.concatenate([popularity.row[latest[kept]], row])
                 weight = np.concatenate([carried[kept], weight])
-            self._chapters.append(_Chapter(weight, row))
+            self._chapters.append(Chapter(weight, row))
             self._total[mine] = self._chapters[-1].cumulative[last[mine] - high + len(row)]
 
 
@@ -226,20 +306,3 @@ def _last_entries(row: np.ndarray) -> np.ndarray:
 def _power(count: np.ndarray, alpha: float) -> np.ndarray:
     """count^alpha, with 0^0 = 0: what was never positive is never drawn."""
     return np.where(count > 0, np.power(count, alpha, dtype=np.float64), 0.0)
-
-
-def _mix(state: np.ndarray) -> np.ndarray:
-    """splitmix64's finalizer over uint64."""
-    state = state ^ (state >> np.uint64(30))
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
-
-
-def _uniform(stream: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Uniform float64 in [0, 1): number `number` of each splitmix64 stream."""
-    counter = (number + 1).astype(np.uint64)
-    bits = _mix(stream + counter * np.uint64(_GOLDEN))
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 import ibis
 import ibis.expr.types as ir
 from ibis.backends.duckdb import Backend
 
+from thawline.data.attribution import attribute, number_impressions
 from thawline.data.engine import HOUR_US, hash63, keep
 from thawline.data.events import is_positive
 
@@ -26,7 +28,7 @@ def number_positives(engine: Backend, events: ir.Table, actions: list[str]) -> i
     bits = [events[name].cast("int8") * (1 << bit) for bit, name in enumerate(actions)]
     table = events.mutate(action=reduce(lambda one, other: one + other, bits).cast("int8"))
     table = table.filter(table.action > 0)
-    ties = [name for name in ("request_id", "position", "row") if name in table.columns]
+    ties = [name for name in ("request_id", "position", "row", "item_id") if name in table.columns]
     number = ibis.row_number().over(group_by="user_id", order_by=["timestamp", *ties])
     columns = ["user_id", "held_out", "timestamp", "row", "action"]
     return keep(engine, "positives", table.select(*columns, number=number.cast("int64")))
@@ -80,11 +82,14 @@ def grouped_requests(
     actions: list[str],
     *,
     with_truth: bool,
+    ends: Sequence[int] = (),
+    attribution_hours: float = 0.0,
 ) -> ir.Table:
     """Groups impressions that share a request id into requests that start within a span.
 
-    A request's time, user and context are those of its first impression; candidates are in order
-    of position.
+    A request's time is that of its first event, its user and context are those of its first
+    impression; candidates are in order of position. Of what comes after the end of the window in
+    which a request starts, nothing is in it: no impression, and no action as a label.
 
     Args:
         engine: Keeps the result.
@@ -92,14 +97,30 @@ def grouped_requests(
         span: First microsecond of the span and of what follows it.
         actions: Names of the boolean columns.
         with_truth: Whether the events hold `oracle_<action>`.
+        ends: First microsecond after each window, in order.
+        attribution_hours: How long after its impression an action still counts, where the events
+            have the column `impression`.
 
     Returns:
         As `single_requests`, with oracle_<action> beside.
     """
-    starts = events.group_by("request_id").aggregate(start=events.timestamp.min())
+    # An action that names a request counts: it may have come first if a clock went back.
+    known = events.filter(events.request_id.notnull())
+    starts = known.group_by("request_id").aggregate(start=known.timestamp.min())
     starts = starts.filter(starts.start >= span[0], starts.start < span[1])
-    inside = events.join(starts, "request_id")
-    order = [inside.timestamp, inside.row]
+    stop = ibis.cases(*((starts.start < end, end) for end in ends), else_=span[1])
+    starts = starts.mutate(stop=stop.cast("int64")) if ends else starts
+    delayed = "impression" in events.columns
+    if delayed:
+        events = number_impressions(events.filter(events.timestamp >= span[0]))
+        inside = events.filter(events.impression).join(starts, "request_id")
+    else:
+        inside = events.join(starts, "request_id")
+    if ends:
+        inside = inside.filter(inside.timestamp < inside.stop)
+    if delayed:
+        inside = attribute(events, inside, actions, attribution_hours)
+    order = [inside.timestamp, inside.row, inside.item_id]
     if "position" in inside.columns:
         order = [inside.position.asc(nulls_first=False), *order]
     first = [inside.timestamp, *order]

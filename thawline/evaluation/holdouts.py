@@ -65,7 +65,8 @@ def evaluation_sampler(config: Config, dataset: Dataset) -> NegativeSampler | No
     """The sampler of evaluation negatives; None where the log has impressions."""
     if dataset.manifest.impressions:
         return None
-    settings = config.negatives.model_copy(update={"resample": False})
+    # What stands beside a request in its batch must not change its score.
+    settings = config.negatives.model_copy(update={"resample": False, "in_batch": 0})
     return NegativeSampler(dataset, settings, SAMPLER_SEED)
 
 
