@@ -8,10 +8,12 @@ from datasets import HOUR, START, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thawline.config import Negatives
+from thawline.config import Negatives, parse_config
+from thawline.data.batches import RequestReader
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
 from thawline.errors import ConfigError, DataError
+from thawline.evaluation.holdouts import evaluation_sampler
 
 Kind = Literal["window", "as_of", "decayed"]
 KINDS: tuple[Kind, ...] = ("window", "as_of", "decayed")
@@ -290,3 +292,137 @@ def test_a_damaged_popularity_file_is_refused_by_name(
     (tmp_path / "popularity.parquet").unlink()
     with pytest.raises(DataError, match=r"popularity\.parquet"):
         sampler(dataset, "as_of")
+
+
+def test_wide_lists_of_taken_rows_exclude_as_narrow_ones_do(dataset: Dataset) -> None:
+    rng = np.random.default_rng(0)
+    ids, timestamp = np.arange(300), np.full(300, START + 9 * HOUR)
+    narrow = rng.integers(0, 8, (300, 3))
+    wide = np.zeros((300, 40), int)
+    wide[:, [5, 17, 39]] = narrow
+    source = sampler(dataset, "window")
+    few, many = (source.draw(ids, timestamp, taken, 6, 0) for taken in (narrow, wide))
+    assert np.array_equal(few, many)
+    assert not any(set(row) & set(taken) - {0} for row, taken in zip(many, narrow, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_known_positives_are_left_out_and_the_rest_keep_their_shares(
+    dataset: Dataset, kind: Kind
+) -> None:
+    moment = START + 9 * HOUR
+    shares = exact(kind, moment, 0.75, 1.0)
+    history = np.tile([0, 5, 7, 0, 0, 0, 0, 0, 0, 5], (3_000, 1))
+    source = sampler(dataset, kind, exclude_known=True, half_life_hours=1.0)
+    ids, times = np.arange(3_000), np.full(3_000, moment)
+    drawn = source.negatives(ids, times, np.full((3_000, 1), 3), history, 0)
+    left = {row: share for row, share in shares.items() if row not in (3, 5, 7)}
+    total = sum(left.values())
+    assert_drawn_as(drawn[drawn > 0], {row: share / total for row, share in left.items()})
+    # Given up after 32 draws that were all known.
+    assert (drawn == 0).mean() == pytest.approx((1 - total) ** 32, abs=0.01)
+    off = sampler(dataset, kind, half_life_hours=1.0)
+    assert 5 in off.negatives(ids, times, np.full((3_000, 1), 3), history, 0)
+
+
+@pytest.mark.parametrize("half_life", [1.0, 0.004])
+@pytest.mark.parametrize("kind", KINDS)
+def test_expected_draws_are_the_sum_of_every_requests_shares(
+    dataset: Dataset, kind: Kind, half_life: float
+) -> None:
+    rng = np.random.default_rng(1)
+    timestamp = START + rng.integers(-HOUR, 8 * HOUR, 60)
+    source = sampler(dataset, kind, per_positive=3, half_life_hours=half_life)
+    expected, early = source.expected_draws(timestamp)
+    slow = np.zeros(len(expected))
+    for moment in timestamp.tolist():
+        shares = exact(kind, moment, 0.75, half_life)
+        for row, share in shares.items():
+            slow[row] += 3 * share
+    assert expected == pytest.approx(slow, rel=1e-6, abs=1e-9)
+    assert not early.any()
+    assert not source.expected_draws(np.empty(0, np.int64))[0].any()
+
+
+def test_a_catalogue_leak_draws_what_the_whole_log_likes_before_it_exists(
+    dataset: Dataset,
+) -> None:
+    counts: Counter[int] = Counter()
+    for _, row, count in COUNTS:
+        counts[row] += count
+    weights = {row: count**0.75 for row, count in counts.items()}
+    shares = {row: weight / sum(weights.values()) for row, weight in weights.items()}
+    source = sampler(dataset, "as_of", catalogue_leak=True)
+    assert_drawn_as(draw(source, START + HOUR, requests=2_000), shares)
+    expected, early = source.expected_draws(np.array([START + HOUR, START + 9 * HOUR]))
+    assert expected[2:] == pytest.approx([8 * shares.get(row, 0.0) for row in range(2, 8)])
+    # At the first request, rows 4 and later are not yet born: row 4 at that very moment.
+    assert early[2:] == pytest.approx(
+        [4 * shares.get(row, 0.0) if row >= 4 else 0.0 for row in range(2, 8)]
+    )
+
+
+def test_in_batch_negatives_are_other_requests_positives_that_existed(dataset: Dataset) -> None:
+    ids = np.arange(4)
+    times = START + np.array([1, 3, 9, 9]) * HOUR
+    positives = np.array([[2, 0], [4, 3], [7, 4], [5, 0]])
+    seen: list[set[int]] = [set() for _ in ids]
+    source = sampler(dataset, "window", in_batch=5, per_positive=2)
+    for epoch in range(60):
+        drawn = source.negatives(ids, times, positives, np.zeros((4, 0), int), epoch)
+        assert drawn.shape == (4, 7)
+        plain = source.draw(ids, times, positives, 2, epoch)
+        assert np.array_equal(drawn[:, :2], plain)
+        for row, found in zip(drawn[:, 2:].tolist(), seen, strict=True):
+            found.update(row)
+    # Born: 2 and 3 at 0:00, 4 at 1:00, 5 at 2:00, 7 at 5:00.
+    assert [rows - {0} for rows in seen] == [{3}, {2, 5}, {2, 3, 5}, {2, 3, 4, 7}]
+    again = source.negatives(ids, times, positives, np.zeros((4, 0), int), 59)
+    assert np.array_equal(again, drawn)
+
+
+def test_in_batch_negatives_follow_the_batch_and_may_leave_out_what_is_known(
+    dataset: Dataset,
+) -> None:
+    ids, times = np.arange(600), np.full(600, START + 9 * HOUR)
+    positives = np.tile([[2], [2], [3], [4], [5], [5]], (100, 1))
+    history = np.tile([[4, 0]], (600, 1))
+    source = sampler(dataset, "window", in_batch=8, exclude_known=True)
+    drawn = source.negatives(ids, times, positives, history, 0)[:, source.count :]
+    mine = drawn[positives[:, 0] == 3]
+    assert_drawn_as(mine, {2: 0.5, 5: 0.5})
+    alone = source.negatives(ids[:1], times[:1], positives[:1], history[:1], 0)
+    assert not alone[:, source.count :].any()
+
+
+def test_a_reader_puts_both_kinds_after_the_positive_and_avoids_the_history(
+    tiny_clicks_dataset: Dataset,
+) -> None:
+    config = Negatives(per_positive=3, in_batch=2, exclude_known=True)
+    source = NegativeSampler(tiny_clicks_dataset, config, seed=0)
+    reader = RequestReader(tiny_clicks_dataset, "train", batch_size=64, sampler=source)
+    in_batch = 0
+    for batch in reader.epoch(0):
+        assert batch.candidate_row.shape[1] == 1 + 3 + 2
+        assert not batch.labels[:, 1:].any()
+        positives = set(batch.candidate_row[:, 0].tolist())
+        for history, candidates, mask in zip(
+            batch.history_row.tolist(),
+            batch.candidate_row.tolist(),
+            batch.candidate_mask,
+            strict=True,
+        ):
+            negatives = {row for row in candidates[1:] if row}
+            assert not negatives & {candidates[0], *history}
+            assert {row for row in candidates[4:] if row} <= positives
+            assert mask.tolist() == [row != 0 for row in candidates]
+            in_batch += sum(row > 0 for row in candidates[4:])
+    assert in_batch > 100
+
+
+def test_evaluation_takes_no_negatives_from_the_batch(tiny_clicks_dataset: Dataset) -> None:
+    config = parse_config("{events: {path: x}, negatives: {in_batch: 4, per_positive: 2}}")
+    sampler = evaluation_sampler(config, tiny_clicks_dataset)
+    assert sampler is not None
+    reader = RequestReader(tiny_clicks_dataset, "next", batch_size=9, sampler=sampler)
+    assert {batch.candidate_row.shape[1] for batch in reader.epoch(0)} == {3}
