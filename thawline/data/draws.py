@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from thawline.data.manifest import PADDING_ROW
-
-_FEW = 8
-"""Up to this many excluded rows a request, comparing with each is faster than a search."""
-
 _GOLDEN = 0x9E3779B97F4A7C15
 _CELLS_PER_ENTRY = 2
 
@@ -51,23 +46,17 @@ class Chapter:
 class Taken:
     """Which rows may not be drawn for which request."""
 
-    def __init__(self, rows: np.ndarray, num_rows: int) -> None:
+    def __init__(self, rows: np.ndarray) -> None:
         """Takes rows int64 [B, P]; 0 is none."""
-        self._columns = rows.T
-        self._num_rows = max(num_rows, int(rows.max(initial=0)) + 1)
-        self._keys: np.ndarray | None = None
-        if rows.shape[1] > _FEW:
-            keys = np.arange(len(rows))[:, None] * self._num_rows + rows
-            self._keys = np.append(np.sort(keys[rows != PADDING_ROW]), np.iinfo(np.int64).max)
+        # One column after the other is faster than a search, for histories of hundreds too.
+        columns = np.ascontiguousarray(rows.T)
+        self._columns = columns[columns.any(axis=1)]
 
     def has(self, request: np.ndarray, row: np.ndarray) -> np.ndarray:
         """Whether (bool [n]) a row [n] is taken for the request at an index [n]."""
-        if self._keys is not None:
-            key = request * self._num_rows + row
-            return self._keys[np.searchsorted(self._keys, key)] == key
         taken = np.zeros(len(row), bool)
         for column in self._columns:
-            taken |= row == column[request]
+            taken |= row == column.take(request)
         return taken
 
 

@@ -185,7 +185,7 @@ class NegativeSampler:
         slot = np.arange(len(drawn))
         if not total.all():
             slot = slot[np.repeat(total > 0, count)]
-        taken = Taken(positives, self._num_rows)
+        taken = Taken(positives)
         for attempt in range(self._redraws + 1):
             if not len(slot):
                 break
@@ -211,7 +211,7 @@ class NegativeSampler:
         drawn = np.full(len(request_id) * self.in_batch, PADDING_ROW, np.int64)
         pool = positives[positives >= FIRST_ROW]
         slot = np.arange(len(drawn) if len(pool) else 0)
-        stream, taken = self._streams(request_id, epoch), Taken(excluded, self._num_rows)
+        stream, taken = self._streams(request_id, epoch), Taken(excluded)
         for attempt in range(self._redraws + 1):
             if not len(slot):
                 break

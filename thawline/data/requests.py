@@ -97,7 +97,7 @@ def grouped_requests(
         span: First microsecond of the span and of what follows it.
         actions: Names of the boolean columns.
         with_truth: Whether the events hold `oracle_<action>`.
-        ends: First microsecond after each window, in order.
+        ends: First microsecond after each window, in order. Empty: the span is one window.
         attribution_hours: How long after its impression an action still counts, where the events
             have the column `impression`.
 
@@ -108,16 +108,16 @@ def grouped_requests(
     known = events.filter(events.request_id.notnull())
     starts = known.group_by("request_id").aggregate(start=known.timestamp.min())
     starts = starts.filter(starts.start >= span[0], starts.start < span[1])
-    stop = ibis.cases(*((starts.start < end, end) for end in ends), else_=span[1])
-    starts = starts.mutate(stop=stop.cast("int64")) if ends else starts
+    ends = list(ends) or [span[1]]
+    stop = ibis.cases(*((starts.start < end, end) for end in ends), else_=ends[-1])
+    starts = starts.mutate(stop=stop.cast("int64"))
     delayed = "impression" in events.columns
     if delayed:
         events = number_impressions(events.filter(events.timestamp >= span[0]))
         inside = events.filter(events.impression).join(starts, "request_id")
     else:
         inside = events.join(starts, "request_id")
-    if ends:
-        inside = inside.filter(inside.timestamp < inside.stop)
+    inside = inside.filter(inside.timestamp < inside.stop)
     if delayed:
         inside = attribute(events, inside, actions, attribution_hours)
     order = [inside.timestamp, inside.row, inside.item_id]
