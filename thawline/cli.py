@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,14 +47,18 @@ SetOption = Annotated[
 
 
 def _folder(name: str) -> Any:
-    return typer.Option(f"--{name}", help=f"The {name} folder. Default: `<workdir>/{name}`.")
+    return typer.Option(
+        f"--{name}",
+        help=f"The {name} folder, local or `s3://`, `gs://`, `hdfs://`. "
+        f"Default: `<workdir>/{name}`.",
+    )
 
 
-DatasetOption = Annotated[Path | None, _folder("dataset")]
-TableOption = Annotated[Path | None, _folder("table")]
-ModelOption = Annotated[Path | None, _folder("model")]
-EvaluationOption = Annotated[Path | None, _folder("evaluation")]
-RegistrationOption = Annotated[Path | None, _folder("registration")]
+DatasetOption = Annotated[str | None, _folder("dataset")]
+TableOption = Annotated[str | None, _folder("table")]
+ModelOption = Annotated[str | None, _folder("model")]
+EvaluationOption = Annotated[str | None, _folder("evaluation")]
+RegistrationOption = Annotated[str | None, _folder("registration")]
 
 
 @app.command()
@@ -96,14 +102,20 @@ def simulate(
 
 @app.command()
 def windows(
-    config: ConfigOption = None, overrides: SetOption = None, dataset: DatasetOption = None
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    dataset: DatasetOption = None,
+    engine: Annotated[
+        str | None, typer.Option(help="`duckdb` or `spark`: short for `--set windows.engine=...`.")
+    ] = None,
 ) -> None:
     """Build the dataset: events to requests by day, sequences, catalog, hold-outs."""
-    settings = _read(config, overrides)
+    chosen = [f"windows.engine={engine}"] if engine else []
+    settings = _read(config, [*(overrides or ()), *chosen])
     from thawline.stages import windows as stage
 
-    out = _path(settings, dataset, "dataset")
-    manifest = stage.run(settings, out)
+    with _output(settings, dataset, "dataset") as out:
+        manifest = stage.run(settings, out)
     counts = ", ".join(f"{name} {count:,}" for name, count in manifest.requests.items())
     _say(f"dataset: {out} ({manifest.num_items:,} items; requests: {counts})")
 
@@ -119,8 +131,9 @@ def pretrain(
     settings = _read(config, overrides)
     from thawline.stages import pretrain as stage
 
-    out = _path(settings, table, "table")
-    stage.run(settings, _path(settings, dataset, "dataset"), out)
+    folder = _input(settings, dataset, "dataset")
+    with _output(settings, table, "table") as out:
+        stage.run(settings, folder, out)
     _say(f"table: {out}")
 
 
@@ -136,13 +149,9 @@ def finetune(
     settings = _read(config, overrides)
     from thawline.stages import finetune as stage
 
-    out = _path(settings, model, "model")
-    epochs = stage.run(
-        settings,
-        _path(settings, dataset, "dataset"),
-        _path(settings, table, "table"),
-        out,
-    )
+    folders = _input(settings, dataset, "dataset"), _input(settings, table, "table")
+    with _output(settings, model, "model") as out:
+        epochs = stage.run(settings, *folders, out)
     _console().print(_epoch_table(settings, epochs))
     _say(f"model: {out}")
 
@@ -159,10 +168,9 @@ def evaluate(
     settings = _read(config, overrides)
     from thawline.stages import evaluate as stage
 
-    out = _path(settings, evaluation, "evaluation")
-    verdict = stage.run(
-        settings, _path(settings, dataset, "dataset"), _path(settings, model, "model"), out
-    )
+    folders = _input(settings, dataset, "dataset"), _input(settings, model, "model")
+    with _output(settings, evaluation, "evaluation") as out:
+        verdict = stage.run(settings, *folders, out)
     _console().print(_metrics_table(verdict.metrics))
     _say(f"gate: {'passed' if verdict.passed else 'refused'} ({'; '.join(verdict.reasons)})")
     _say(f"report: {out / 'report.html'}")
@@ -180,12 +188,9 @@ def register(
     settings = _read(config, overrides)
     from thawline.stages import register as stage
 
-    registered = stage.run(
-        settings,
-        _path(settings, model, "model"),
-        _path(settings, evaluation, "evaluation"),
-        _path(settings, registration, "registration"),
-    )
+    folders = _input(settings, model, "model"), _input(settings, evaluation, "evaluation")
+    with _output(settings, registration, "registration") as out:
+        registered = stage.run(settings, *folders, out)
     _say(f"registered: {registered.name} version {registered.version} @{registered.alias}")
 
 
@@ -226,14 +231,33 @@ def main() -> None:
         sys.exit(2)
 
 
-def _read(config: Path | None, overrides: list[str] | None) -> Config:
+def _read(config: Path | None, overrides: Sequence[str] | None) -> Config:
     if config is None:
         return parse_config(EMBEDDED_DEFAULT, overrides or (), source="the embedded default")
     return load_config(config, overrides or ())
 
 
-def _path(settings: Config, given: Path | None, name: str) -> Path:
-    return given or Path(settings.workdir) / name
+def _input(settings: Config, given: str | None, name: str) -> Path:
+    """A folder of an earlier stage, fetched into the workdir where it is remote."""
+    from thawline.data.storage import fetch_folder, is_remote
+
+    if given is not None and is_remote(given):
+        return fetch_folder(given, Path(settings.workdir))
+    return Path(given or Path(settings.workdir) / name)
+
+
+@contextmanager
+def _output(settings: Config, given: str | None, name: str) -> Iterator[Path]:
+    """The folder that a stage makes; where it is remote, it is put there once it is complete."""
+    from thawline.data.storage import is_remote, publish_folder
+
+    if given is not None and is_remote(given):
+        local = Path(settings.workdir) / name
+        yield local
+        publish_folder(local, given)
+        _say(f"published: {given}")
+    else:
+        yield Path(given or Path(settings.workdir) / name)
 
 
 def _plugin(group: str, name: str, option: str) -> Any:

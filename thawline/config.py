@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -133,7 +134,19 @@ class Events(Section):
         Literal["feed", "recbole", "movielens-csv", "movielens-dat", "movielens-100k"] | None
     ) = Field(None, description="A known column mapping; keys set beside it override it.")
     path: str | list[str] | None = Field(
-        None, description="A file, a folder, a glob, or a list of them. None: the simulator's."
+        None,
+        description="A file, a folder, a glob, or a list of them, local or s3://, gs:// or "
+        "hdfs://. None: `table`, or the simulator's.",
+    )
+    table: str | None = Field(
+        None,
+        description="A table or view (schema.table) of `connect` that holds the log, instead of "
+        "files.",
+    )
+    connect: str | None = Field(
+        None,
+        description="URL of any backend of ibis, such as "
+        "postgres://${PGUSER}:${PGPASSWORD}@host/base; ${NAME} is taken from the environment.",
     )
     format: Literal["auto", "parquet", "csv"] = "auto"
     separator: str = Field(",", description="CSV only.")
@@ -186,6 +199,18 @@ class Events(Section):
     sample_users: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="Share of users kept, chosen by a hash of their id."
     )
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Events:
+        password = urlsplit(self.connect).password if self.connect else None
+        if password and "$" not in password:
+            raise ValueError(
+                "connect holds a password, which would be logged with the config: put it into the "
+                "environment and write ${NAME}"
+            )
+        if (self.table is None) != (self.connect is None):
+            raise ValueError("table and connect go together: set both or none")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -510,7 +535,7 @@ class Config(Section):
     """Everything a run needs."""
 
     seed: int = 0
-    workdir: str = Field("runs", description="Folder for all outputs of local runs.")
+    workdir: str = Field("runs", description="Local folder for all outputs of local runs.")
     simulate: Simulate | None = None
     events: Events = Events(preset="feed")
     windows: Windows = Windows()
@@ -526,10 +551,21 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Config:
-        if self.simulate is None and self.events.path is None:
+        sources = {
+            "events.path": self.events.path,
+            "events.table": self.events.table,
+            "simulate": self.simulate,
+        }
+        named = [name for name, source in sources.items() if source is not None]
+        if "://" in self.workdir:
+            raise ValueError(
+                f"workdir ({self.workdir}) must be a local folder; the stages' commands take URLs "
+                "for what they read and write"
+            )
+        if not named:
             raise ValueError("set events.path to a log, or a simulate section to make one")
-        if self.simulate is not None and self.events.path is not None:
-            raise ValueError("events.path and simulate are both set; keep one")
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} are both set; keep one")
         return self
 
 

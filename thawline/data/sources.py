@@ -7,7 +7,7 @@ import glob
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Literal
 
 import ibis.expr.types as ir
@@ -52,8 +52,7 @@ def _expand(entry: str) -> Iterator[Path]:
     path = Path(entry)
     if path.is_dir():
         for file in path.rglob("*"):
-            hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
-            if file.is_file() and not hidden and _format_of(file):
+            if file.is_file() and is_data_file(str(file.relative_to(path))):
                 yield file
     elif path.is_file():
         yield path
@@ -61,7 +60,13 @@ def _expand(entry: str) -> Iterator[Path]:
         yield from (Path(name) for name in glob.glob(entry, recursive=True) if Path(name).is_file())
 
 
-def _format_of(file: Path) -> Format | None:
+def is_data_file(name: str) -> bool:
+    """Whether a file below a folder belongs to the log: not hidden, and of a known format."""
+    file = PurePosixPath(name)
+    return not any(part[0] in "._" for part in file.parts) and _format_of(file) is not None
+
+
+def _format_of(file: PurePath) -> Format | None:
     suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSED]
     return SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
 

@@ -245,7 +245,7 @@ def connect(windows: Windows, runtime: Runtime, scratch: Path) -> SparkEngine:
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
-        if session.sparkContext.master.startswith("local"):
+        if (session.sparkContext.master or "").startswith("local"):
             # Else the workers are whatever `python3` is on the PATH.
             session.sparkContext.pythonExec = sys.executable
         engine = SparkEngine()

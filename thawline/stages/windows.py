@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from thawline.config import Config
+from thawline.data.inputs import local_inputs
 from thawline.data.manifest import Manifest
 from thawline.data.windows import build_dataset
 from thawline.folders import whole_folder
@@ -19,7 +20,7 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
     """Builds the dataset folder `out`; a simulated log lies in its folder `source`.
 
     Args:
-        config: The whole config; see `build_dataset` for what matters.
+        config: The whole config; see `build_dataset` for what matters. Remote inputs are fetched.
         out: What stood there before is replaced once the new dataset is complete.
         parent_run_id: The MLflow run of the pipeline.
 
@@ -27,9 +28,12 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
         DataError: A log that cannot be read or used, or a window without data.
         TrackingError: MLflow cannot be reached.
     """
-    with stage_run(config, "windows", parent_run_id) as tracked:
+    with (
+        stage_run(config, "windows", parent_run_id) as tracked,
+        local_inputs(config, Path(out)) as local,
+    ):
         with whole_folder(out) as folder, _status() as show:
-            manifest = build_dataset(config, folder, show)
+            manifest = build_dataset(local, folder, show)
         spans = manifest.model_dump(mode="json", include={"pretrain", "finetune", "test"})
         tracked.log_params(
             {"data_version": manifest.data_version}
