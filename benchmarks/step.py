@@ -10,7 +10,8 @@ item rows:
 - torch adagrad, torch sparse adam: `nn.Embedding(sparse=True)` and that optimizer.
 
 The contestants take turns step by step, so that a noisy machine is noisy for all of them; medians
-are printed.
+are printed. Then an epoch is trained from a dataset on disk, sampled negatives and all, and the share
+of it spent waiting for batches is printed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,10 +31,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from thawline.config import Model
-from thawline.data.batches import Batch
+from thawline.config import Model, Simulate, parse_config
+from thawline.data.batches import Batch, RequestReader
+from thawline.data.manifest import Dataset
+from thawline.data.negatives import NegativeSampler
+from thawline.data.simulate import simulate
+from thawline.data.windows import build_dataset
+from thawline.model.bundle import Meta
 from thawline.model.ranker import Ranker
 from thawline.tables import LocalTable
+from thawline.training.loop import Trainer
+from thawline.training.schedule import make_schedule
 
 LEARNING_RATE = 0.02
 
@@ -67,6 +77,7 @@ def main() -> None:
             if turn >= 2:
                 times[name].append(time.perf_counter() - started)
     show(times, options.batch)
+    show_waiting(options)
 
 
 def make_batch(rng: np.random.Generator, options: argparse.Namespace) -> Batch:
@@ -232,6 +243,37 @@ def show(times: dict[str, list[float]], batch: int) -> None:
             name, f"{1e3 * median:.1f}", f"{batch / median:,.0f}", f"{median / ours:.2f}x"
         )
     Console().print(table)
+
+
+def show_waiting(options: argparse.Namespace) -> None:
+    """Trains an epoch of a simulated click log and prints the time spent waiting for batches."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = simulate(Simulate(impressions=600_000, users=1_500, items=20_000), Path(folder))
+        config = parse_config(
+            f"""
+            events: {{path: {log.events}, actions: {{click: {{column: click}}}}}}
+            windows: {{finetune_days: 20, pretrain_days: 8}}
+            finetune: {{batch_size: {options.batch}}}
+            """
+        )
+        build_dataset(config, Path(folder) / "dataset")
+        dataset = Dataset.open(Path(folder) / "dataset")
+        table = LocalTable.random(dataset.catalog.num_rows, options.dim, seed=0)
+        reader = RequestReader(
+            dataset,
+            "train",
+            batch_size=options.batch,
+            sampler=NegativeSampler(dataset, config.negatives, 0),
+        )
+        meta = Meta.of(dataset, Model(dim=options.dim), recipe="co-train", epochs=1, seed=0)
+        trainer = Trainer(
+            meta.make_ranker(), table, reader, make_schedule("co-train", 1), learning_rate=1e-3
+        )
+        (summary,) = trainer.epochs()
+    Console().print(
+        f"waiting for batches: {summary.waiting / summary.seconds:.1%} of an epoch of "
+        f"{summary.steps} steps, {1e3 * summary.seconds / summary.steps:.0f} ms each"
+    )
 
 
 if __name__ == "__main__":
