@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -25,7 +25,7 @@ class _End:
     error: BaseException | None
 
 
-def run_ahead(source: Callable[[Cancelled], Iterator[T]], depth: int) -> Iterator[T]:
+def run_ahead(source: Callable[[Cancelled], Iterator[T]], depth: int) -> Generator[T]:
     """Yields what `source` yields, made by a thread that is at most `depth` items ahead.
 
     The thread starts at the first `next` and ends with the items, or when the iterator is closed

@@ -35,6 +35,11 @@ class Buffer:
     is_last: bool
 
     @property
+    def num_pieces(self) -> int:
+        """Pieces to read for it."""
+        return self.last - self.first
+
+    @property
     def full(self) -> int:
         """Rows in full batches."""
         return len(self.order) - len(self.order) % self.batch_size

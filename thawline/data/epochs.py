@@ -5,7 +5,8 @@ Which rows come when is decided in `shards` and `buffers`; here they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from thawline.data.background import Cancelled, run_ahead
-from thawline.data.buffers import plan_buffers
+from thawline.data.buffers import Buffer, plan_buffers
 from thawline.data.ragged import Joiner, Rows
 from thawline.data.row_groups import RowGroups
 from thawline.data.shards import Piece, Shard
@@ -46,7 +47,8 @@ class Epochs:
     """Name of lists (`Rows.lists`): rows of a buffer are ordered by their length before the cut
     (ties at random), and the batches are then permuted."""
     prefetch: int
-    """Batches made ahead by a thread; 0 makes them in the caller's."""
+    """Batches made ahead by a thread, while another decodes the next row group; 0 makes them in the
+    caller's."""
     shard: Shard
     """Which of the rows are read here."""
 
@@ -76,7 +78,9 @@ class Epochs:
         """
 
         def source(cancelled: Cancelled) -> Iterator[T]:
-            return (make(rows, batch) for rows, batch in self._cut_all(epoch, start, cancelled))
+            with closing(self._cut_all(epoch, start, cancelled)) as cut:
+                for rows, batch in cut:
+                    yield make(rows, batch)
 
         return run_ahead(source, self.prefetch)
 
@@ -118,49 +122,59 @@ class Epochs:
 
     def _cut_all(
         self, epoch: int, start: int, cancelled: Cancelled
-    ) -> Iterator[tuple[Rows, np.ndarray]]:
-        # Every shard draws alike: they agree on the order of the groups, and batches sorted by
-        # length take similar turns, so that no rank waits for another's long batch.
-        rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
-        count = len(self.groups)
-        order = np.arange(count) if rng is None else rng.permutation(count)
-        pieces = self.shard.pieces(self.groups.sizes, order)
-        buffers = plan_buffers(
-            pieces,
-            rng,
-            batch_size=self.batch_size,
-            most_pieces=self.buffer_groups,
-            sorts=self.sort_by is not None,
-        )
+    ) -> Generator[tuple[Rows, np.ndarray]]:
+        pieces, buffers = self._plan(epoch)
         buffer = next(buffers, None)
         while buffer is not None and start >= buffer.num_batches:
             start -= buffer.num_batches
             buffer = next(buffers, None)
         if buffer is None:
             return
-        chunks = (self._read(piece) for piece in pieces[buffer.first :] if not cancelled())
         filling, spare = Joiner(self.buffer_groups), Joiner(self.buffer_groups)
         if len(buffer.carried):
             filling.add(self._read_again(pieces, buffer.carried))
-        _fill(filling, chunks, buffer.last - buffer.first)
-        while buffer is not None and not cancelled():
-            rows = filling.rows()
-            batches = buffer.batches(self._lengths(rows))[start:]
-            rest = rows.take(buffer.rest())
-            filling, spare = spare, filling
-            filling.clear()
-            filling.add(rest)
-            buffer = next(buffers, None)
-            wanted = 0 if buffer is None else buffer.last - buffer.first
-            filled = 0
-            for number, batch in enumerate(batches, 1):
-                yield rows, batch
-                filled += _fill(filling, chunks, wanted * number // len(batches) - filled)
-            _fill(filling, chunks, wanted - filled)
-            start = 0
+        with closing(self._read_all(pieces[buffer.first :], cancelled)) as chunks:
+            _fill(filling, chunks, buffer.num_pieces)
+            while buffer is not None and not cancelled():
+                rows = filling.rows()
+                batches = buffer.batches(self._lengths(rows))[start:]
+                rest = rows.take(buffer.rest())
+                filling, spare = spare, filling
+                filling.clear()
+                filling.add(rest)
+                buffer, start = next(buffers, None), 0
+                wanted = 0 if buffer is None else buffer.num_pieces
+                filled = 0
+                for number, batch in enumerate(batches, 1):
+                    yield rows, batch
+                    filled += _fill(filling, chunks, wanted * number // len(batches) - filled)
+                _fill(filling, chunks, wanted - filled)
+
+    def _plan(self, epoch: int) -> tuple[list[Piece], Iterator[Buffer]]:
+        # Every shard draws alike: they agree on the order of the groups, and batches sorted by
+        # length take similar turns, so that no rank waits for another's long batch.
+        rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
+        count = len(self.groups)
+        order = np.arange(count) if rng is None else rng.permutation(count)
+        pieces = self.shard.pieces(self.groups.sizes, order)
+        return pieces, plan_buffers(
+            pieces,
+            rng,
+            batch_size=self.batch_size,
+            most_pieces=self.buffer_groups,
+            sorts=self.sort_by is not None,
+        )
 
     def _lengths(self, rows: Rows) -> np.ndarray | None:
         return None if self.sort_by is None else rows.lists[self.sort_by].lengths
+
+    def _read_all(self, pieces: list[Piece], cancelled: Cancelled) -> Generator[Rows]:
+        """Each piece's rows; a thread of its own decodes the next while this one is used."""
+
+        def source(dropped: Cancelled) -> Iterator[Rows]:
+            return (self._read(piece) for piece in pieces if not (dropped() or cancelled()))
+
+        return run_ahead(source, min(self.prefetch, 1))
 
     def _read(self, piece: Piece) -> Rows:
         rows = self.groups.read(piece.group)

@@ -75,16 +75,13 @@ class Ragged:
         starts, lengths = self.starts[rows], self.lengths[rows]
         width = max(int(lengths.max(initial=0)), least)
         width += -width % multiple
-        steps = np.arange(width)
-        mask = steps < lengths[:, None]
-        index = starts[:, None] + steps
+        mask = np.arange(width) < lengths[:, None]
+        index = np.arange(int(lengths.sum()))
+        index += np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
         padded = {}
         for name, flat in self.values.items():
-            if not len(flat):
-                padded[name] = np.zeros(mask.shape, flat.dtype)
-                continue
-            # Padding reads past its list, and is clipped where it would read past the array.
-            padded[name] = np.where(mask, flat.take(index, mode="clip"), flat.dtype.type(0))
+            padded[name] = np.zeros(mask.shape, flat.dtype)
+            padded[name][mask] = flat.take(index)
         return padded, mask
 
 
