@@ -13,7 +13,7 @@ LAYERS = [
     {"thawline.cli"},
     {"thawline.stages"},
     {"thawline.training", "thawline.evaluation", "thawline.tracking"},
-    {"thawline.model", "thawline.tables", "thawline.data"},
+    {"thawline.model", "thawline.tables", "thawline.data", "thawline.theory"},
     {"thawline.config", "thawline.errors", "thawline.folders", "thawline.progress"},
 ]
 """Each layer may import itself and those below it."""

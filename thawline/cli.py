@@ -209,6 +209,48 @@ def show_config(
         typer.echo(dump_config(_read(config, overrides)), nl=False)
 
 
+@app.command()
+def theory(
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of a Zipf table. Default: 1,000,000,000.")
+    ] = None,
+    zipf: Annotated[float | None, typer.Option(help="Its exponent. Default: 1.1.")] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="A dataset's or model's folder: its catalog's counts in place of Zipf."),
+    ] = None,
+    lookups: Annotated[int, typer.Option(help="Lookups a batch, histories included.")] = 28_160,
+    staleness: Annotated[
+        list[int] | None,
+        typer.Option(help="Updates that a lookup misses; repeatable. Default: 0, 1, 2, 4."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of the run.")] = 2,
+) -> None:
+    """Print closed forms: stale lookups, stability, idle rows, the timing of a thaw."""
+    from thawline.theory import Popularity, figures
+
+    alpha = None
+    if dataset is None:
+        alpha = 1.1 if zipf is None else zipf
+        popularity = Popularity.zipf(1_000_000_000 if rows is None else rows, alpha)
+    elif rows is not None or zipf is not None:
+        raise ConfigError(
+            "--dataset brings its own rows and popularity", "leave out --rows and --zipf"
+        )
+    else:
+        from thawline.data.manifest import Catalog
+
+        catalog = Catalog.read(dataset / "catalog.parquet")
+        popularity = Popularity.from_counts(catalog.pretrain_count + catalog.support)
+    for table in (
+        figures.popularity_table(popularity, alpha),
+        figures.staleness_table(popularity, lookups, staleness or [0, 1, 2, 4]),
+        figures.displacement_table(),
+        figures.timing_table(epochs),
+    ):
+        _console().print(table)
+
+
 @app.callback(invoke_without_command=True)
 def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
