@@ -15,7 +15,7 @@ import pytest
 
 from thawline.config import Config
 from thawline.data.manifest import TIERS, Dataset
-from thawline.data.windows import build_dataset, data_version
+from thawline.data.windows import build_dataset, inputs_version
 from thawline.errors import DataError
 from thawline.stages import windows as stage
 
@@ -194,6 +194,9 @@ class Reference:
             time = min(row["time"] for row in group)
             if not FINETUNE[0] <= time < TEST[1]:
                 continue
+            # What was shown after the end of the request's window is not in it.
+            end = FINETUNE[1] if time < FINETUNE[1] else TEST[1]
+            group = [row for row in group if row["time"] < end]
             group.sort(key=lambda row: (row["position"], row["time"], self.row_of[row["item"]]))
             first = min(group, key=lambda row: row["time"])
             before = [row for row in self.positives[first["user"]] if row["time"] < time][-5:]
@@ -413,12 +416,12 @@ def test_the_same_input_gives_the_same_bytes_with_any_number_of_threads(tmp_path
         assert (first / file).read_bytes() == (second / file).read_bytes(), file
 
 
-def test_the_data_version_follows_content_and_config_but_not_names(tmp_path):
+def test_the_inputs_version_follows_content_and_config_but_not_names(tmp_path):
     rows = random_log("int")
 
     def version(name, rows=rows, **windows):
         path = write_log(rows, tmp_path / f"{name}.parquet")
-        return data_version(config_for(path, True, **windows), [path])
+        return inputs_version(config_for(path, True, **windows))
 
     plain = version("plain")
     assert version("renamed") == plain

@@ -24,6 +24,10 @@ class DataError(ThawlineError):
     """Events, a dataset or a table file that cannot be used."""
 
 
+class BusyError(ThawlineError):
+    """A folder that another process is building."""
+
+
 class TrackingError(ThawlineError):
     """An MLflow server, experiment, model name or version that cannot be used."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from thawline.errors import BusyError, ThawlineError
 
 
 @contextmanager
@@ -22,13 +25,69 @@ def whole_folder(out: str | Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        if out.exists():
-            replaced = out.with_name(f".{out.name}.{os.getpid()}.old")
-            shutil.rmtree(replaced, ignore_errors=True)
-            out.rename(replaced)
-            temporary.rename(out)
-            shutil.rmtree(replaced)
-        else:
-            temporary.rename(out)
+        _replace(out, temporary)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def resumable_folder(out: str | Path) -> Iterator[Path]:
+    """Gives a temporary sibling of `out` that takes its place when the block succeeds.
+
+    After one of our own errors it is removed; where the process was killed it stays, and the next
+    block for the same `out` gets it as it was.
+
+    Raises:
+        BusyError: Another process is in such a block for the same `out`.
+    """
+    out = Path(out).absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.partial")
+    with _locked(temporary):
+        for replaced in out.parent.glob(f".{out.name}.*.old"):
+            # A process was killed while it put a new folder in the place of this one.
+            if out.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                replaced.rename(out)
+        try:
+            yield temporary
+        except ThawlineError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _replace(out, temporary)
+
+
+def _replace(out: Path, temporary: Path) -> None:
+    if out.exists():
+        replaced = out.with_name(f".{out.name}.{os.getpid()}.old")
+        shutil.rmtree(replaced, ignore_errors=True)
+        out.rename(replaced)
+        temporary.rename(out)
+        shutil.rmtree(replaced)
+    else:
+        temporary.rename(out)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Makes a folder that no other process holds; its lock ends with this process at the latest."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            raise BusyError(
+                f"{folder} is in use: another process builds the same folder",
+                "wait for it, or write into another folder",
+            ) from error
+        # The other process may have renamed the folder just before.
+        if folder.exists() and os.path.samestat(folder.stat(), os.fstat(handle)):
+            break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        os.close(handle)

@@ -2,7 +2,8 @@
 
 ```
 <root>/manifest.json
-<root>/catalog.parquet       one line an item, ordered by row
+<root>/catalog.parquet       one line an item or bucket, ordered by row
+<root>/moved.parquet         after an eviction: item_id, old_row, row (null: no row any more)
 <root>/popularity.parquet    bucket, row, count: positives of every user in a span of time
 <root>/requests/day=YYYY-MM-DD/part-*.parquet
 <root>/sequences/part-*.parquet
@@ -10,14 +11,15 @@
 ```
 
 Row 0 of every table is padding and row 1 stands for items that the catalog does not know, so the
-catalog's first item has row 2.
+catalog's first line has row 2. Items without a row of their own share buckets: lines without an
+item_id, found by a hash of the id.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -29,10 +31,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from thawline.errors import DataError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PADDING_ROW = 0
 UNKNOWN_ROW = 1
 FIRST_ROW = 2
+
+CATALOG_KEY = b"thawline"
+"""Key of `RowFacts`, as JSON, in the metadata of `catalog.parquet`."""
 
 TIERS = ("head", "torso", "tail", "cold")
 """Names of the values of the catalog's `tier` column, 0 to 3."""
@@ -55,6 +60,71 @@ class Window(BaseModel):
         return [self.start + datetime.timedelta(days=offset) for offset in range(count)]
 
 
+class Digest(BaseModel):
+    """How many events, and sums of their hashes: the same whatever their order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    events: int = 0
+    high: int = 0
+    low: int = 0
+
+    def __add__(self, other: Digest) -> Digest:
+        return Digest(
+            events=self.events + other.events,
+            high=self.high + other.high,
+            low=self.low + other.low,
+        )
+
+
+class Day(BaseModel):
+    """A built day of requests, and what it was built from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    content: str
+    """A hash of its part files."""
+    recipe: str
+    """A hash of the config that decides it."""
+    requests: dict[Literal["train", "held_out"], int]
+    own: Digest
+    """Events of its requests up to midnight."""
+    spill: Digest
+    """Events of its requests after midnight."""
+    past: Digest
+    """Events before it, from which its histories come."""
+    since: datetime.date
+    """The first day of `past`, or of the log."""
+
+
+class Late(BaseModel):
+    """A day whose events are not those that it was built from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    built: int
+    """Events that it was built from."""
+    now: int
+    """Events that the log holds now."""
+
+
+class RowFacts(BaseModel):
+    """How items found their rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    generation: int = 0
+    """Within a generation a row keeps its meaning."""
+    first_bucket: int = FIRST_ROW
+    buckets: int = 0
+    bucketed: int = 0
+    """Items of the log that have no row of their own but share a bucket."""
+    collision_rate: float | None = None
+    """Share of these that are not alone in their bucket."""
+    evicted: int = 0
+    """Items of the previous catalog that lost their row."""
+
+
 class Manifest(BaseModel):
     """`manifest.json`: what the dataset was made from and what is in it."""
 
@@ -74,20 +144,31 @@ class Manifest(BaseModel):
     finetune: Window
     test: Window
     num_items: int
+    """Items with a row of their own."""
     requests: dict[Split, int]
     requests_by_day: dict[str, int]
     sequences: dict[Literal["train", "held_out"], int]
     rejected: dict[str, int]
+    days: dict[str, Day] = {}
+    """The days of requests, by date."""
+    late: dict[str, Late] = {}
+    """Days that stayed as they were though events came late; `before <date>` stands for all days
+    before the first one."""
+    rows: RowFacts = RowFacts()
+    inputs: str = ""
+    """A hash of the files and the config; with `parent`, it says whether there is work to do."""
+    parent: str = ""
+    """A hash of the catalog that this one extends."""
     has_oracle: bool
     """True: requests hold `oracle_<action>`, the true probabilities of a simulated log."""
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """The items, as arrays ordered by row; index 0 is row `FIRST_ROW`."""
+    """The items and buckets, as arrays ordered by row; index 0 is row `FIRST_ROW`."""
 
     item_id: pa.Array
-    """int64 or string, as in the log."""
+    """int64 or string, as in the log; null for a bucket."""
     first_seen: np.ndarray
     """int64 [N]: microseconds since 1970 UTC of the first event of any user."""
     pretrain_count: np.ndarray
@@ -95,22 +176,43 @@ class Catalog:
     support: np.ndarray
     """int64 [N]: positives of training users in the fine-tune window."""
     tier: np.ndarray
-    """int8 [N]: index into `TIERS`, from `support`."""
+    """int8 [N]: index into `TIERS`, from `support`; a bucket is tail or cold."""
+    rows: RowFacts = field(default_factory=RowFacts)
+    """How the items found their rows."""
 
     @property
     def num_rows(self) -> int:
         """Rows of a table over this catalog, padding and unknown included."""
         return len(self.item_id) + FIRST_ROW
 
+    def extends(self, old: Catalog) -> bool:
+        """Whether every row of an old catalog means the same in this one."""
+        length = len(old.item_id)
+        return (
+            old.item_id.type == self.item_id.type
+            and length <= len(self.item_id)
+            and old.item_id.equals(self.item_id.slice(0, length))
+            and (
+                not old.rows.buckets
+                or (old.rows.first_bucket, old.rows.buckets)
+                == (self.rows.first_bucket, self.rows.buckets)
+            )
+        )
+
     @classmethod
     def read(cls, path: Path) -> Catalog:
         """Reads `catalog.parquet`.
 
         Raises:
-            DataError: A missing or unreadable file.
+            DataError: A missing or unreadable file, or one that is no catalog.
         """
         table = read_table(path)
+        for name in ("item_id", "first_seen", "pretrain_count", "support", "tier"):
+            if name not in table.column_names:
+                raise DataError(f"{path} has no column {name!r}", "build the dataset again")
+        facts = (table.schema.metadata or {}).get(CATALOG_KEY, b"{}")
         return cls(
+            rows=RowFacts.model_validate_json(facts),
             item_id=table.column("item_id").combine_chunks(),
             first_seen=table.column("first_seen").cast(pa.int64()).to_numpy(),
             pretrain_count=table.column("pretrain_count").to_numpy(),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import ibis
 import ibis.expr.types as ir
+import pyarrow as pa
 from ibis.backends.duckdb import Backend
 
 from thawline.data.engine import keep
@@ -14,14 +17,18 @@ LARGEST = 1_000
 
 
 def build_vocabularies(
-    engine: Backend, training: ir.Table, names: list[str]
+    engine: Backend,
+    training: ir.Table,
+    names: list[str],
+    known: Mapping[str, list[str]] | None = None,
 ) -> dict[str, list[str]]:
-    """The sorted values of each column `ctx_<name>` and keeps their codes in the engine.
+    """The values of each column `ctx_<name>`, sorted, and keeps their codes in the engine.
 
     Args:
         engine: Keeps a table `vocabulary_<name>` of value and code (value i has code i + 1).
         training: Events that training may look at.
         names: Of the context columns, without `ctx_`.
+        known: Values that keep their codes; what is new comes after them.
 
     Raises:
         DataError: More than `LARGEST` values in a column.
@@ -30,8 +37,14 @@ def build_vocabularies(
     for name in names:
         values = training.select(value=training[f"ctx_{name}"]).distinct()
         values = values.filter(values.value.notnull())
-        code = (ibis.row_number().over(order_by=values.value) + 1).cast("int32")
-        table = keep(engine, f"vocabulary_{name}", values.mutate(code=code))
+        old = (known or {}).get(name, [])
+        schema = pa.schema([("value", pa.string()), ("code", pa.int32())])
+        codes = pa.table([old, range(1, len(old) + 1)], schema=schema)
+        known_codes = keep(engine, f"known_{name}", ibis.memtable(codes))
+        values = values.anti_join(known_codes, "value")
+        code = ibis.row_number().over(order_by=values.value) + len(old) + 1
+        values = values.mutate(code=code.cast("int32")).union(known_codes)
+        table = keep(engine, f"vocabulary_{name}", values)
         count = table.count().to_pyarrow().as_py()
         if count > LARGEST:
             raise DataError(

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import ibis.expr.types as ir
-import pyarrow as pa
-from ibis.backends.duckdb import Backend
 
+from thawline import __version__
 from thawline.config import Config
-from thawline.data.catalog import TIMESTAMP, build_catalog, write_catalog, write_popularity
-from thawline.data.engine import DAY_US, open_engine, stream
+from thawline.data.catalog import build_catalog, write_catalog, write_moved, write_popularity
+from thawline.data.days import (
+    Journal,
+    Plan,
+    Source,
+    content_of,
+    hash_file,
+    hash_of,
+    plan_days,
+    take_day,
+)
+from thawline.data.digests import digest_events
+from thawline.data.engine import DAY_US, Backend, open_engine
 from thawline.data.events import EventLog, is_positive, read_events
-from thawline.data.manifest import SCHEMA_VERSION, Manifest, Split, Window
-from thawline.data.parts import PartWriter
-from thawline.data.pieces import cut_sequences
+from thawline.data.manifest import SCHEMA_VERSION, Catalog, Dataset, Day, Manifest, Split, Window
+from thawline.data.outputs import write_day, write_rejected, write_sequences
+from thawline.data.previous import Previous, read_previous
 from thawline.data.requests import (
     count_earlier,
     grouped_requests,
     make_blocks,
     number_positives,
     single_requests,
-    with_histories,
 )
 from thawline.data.simulate import simulate
 from thawline.data.sources import find_files, fingerprints
@@ -37,247 +45,348 @@ from thawline.errors import DataError
 
 NEUTRAL = {
     "events": {"path", "truth"},
-    "windows": {"engine", "spark", "memory_limit", "max_rejected"},
+    "windows": {"engine", "spark", "memory_limit", "max_rejected", "late", "previous"},
 }
 """Config keys that change nothing in a dataset: of an input file, the content counts."""
 
 
+def unchanged(config: Config, out: Path, inputs: str) -> Manifest | None:
+    """The manifest of a dataset that a build into `out` would make again; None if there is work.
+
+    Args:
+        config: As for `build_dataset`.
+        out: A dataset folder, or none.
+        inputs: `inputs_version` of the config.
+
+    Raises:
+        DataError: `windows.previous` cannot be read.
+    """
+    try:
+        manifest = Dataset.open(out).manifest
+    except DataError:
+        return None
+    settings = config.windows
+    if manifest.inputs != inputs or (settings.late == "rebuild" and manifest.late):
+        return None
+    if settings.previous is None:
+        return manifest if manifest.parent == "" else None
+    # A dataset that was told to extend itself is its own parent.
+    parents = {manifest.parent, read_previous(out).version}
+    return manifest if read_previous(settings.previous).version in parents else None
+
+
 def build_dataset(
-    config: Config, root: Path, on_step: Callable[[str], None] = lambda _: None
+    config: Config,
+    root: Path,
+    on_step: Callable[[str], None] = lambda _: None,
+    *,
+    sources: Iterable[Path] = (),
+    inputs: str | None = None,
 ) -> Manifest:
     """Builds the dataset of a log into a folder.
 
     The same files and config give the same manifest and the same rows in the same order, whatever
-    the number of threads and the memory.
+    the number of threads and the memory. Days of requests that another dataset has built already
+    are taken from it, and those that a build into `root` had finished when it was killed stay.
 
     Args:
         config: Uses `simulate`, `events`, `windows`, `negatives.bucket_minutes` and
             `runtime.threads`. With `simulate`, the log is made first, into `root/source`.
-        root: An empty folder.
+        root: An empty folder, or one in which a build was killed.
         on_step: Told what is being done, in a few words.
+        sources: Dataset folders from which days may be taken, beside `windows.previous`; one that
+            does not fit is passed over.
+        inputs: `inputs_version` of the config, where it is known already.
 
     Raises:
         DataError: A log that cannot be read or used, or a window without data.
     """
+    inputs = inputs or inputs_version(config)
+    previous = read_previous(config.windows.previous) if config.windows.previous else None
+    built = _open_all([*sources, *([previous.path.parent] if previous else [])])
+    (root / "manifest.json").unlink(missing_ok=True)
+    journal = Journal(root, hash_of([inputs, previous.version if previous else ""]))
     if config.simulate is not None:
         on_step("simulating a feed")
         log = simulate(config.simulate, root / "source")
-        source = {"path": str(log.events), "truth": str(log.truth)}
+        source = {
+            "path": str(log.events),
+            "truth": str(log.truth),
+            # The clock of a simulated feed is its own.
+            "latest": datetime.datetime.max,
+        }
         config = config.model_copy(update={"events": config.events.model_copy(update=source)})
     scratch = root / ".scratch"
     try:
         with open_engine(config.windows, config.runtime, scratch) as engine:
-            manifest = _build(config, root, engine, on_step)
+            build = _Build(config, root, engine, on_step, previous, built, journal)
+            manifest = build.run(inputs)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    journal.close()
     text = manifest.model_dump_json(indent=2) + "\n"
     (root / "manifest.json").write_text(text, encoding="utf-8")
     return manifest
 
 
-def _build(config: Config, root: Path, engine: Backend, on_step: Callable[[str], None]) -> Manifest:
-    settings, actions = config.windows, list(config.events.actions)
-    bucket_minutes = config.negatives.bucket_minutes
+@dataclass
+class _Build:
+    config: Config
+    root: Path
+    engine: Backend
+    on_step: Callable[[str], None]
+    previous: Previous | None
+    sources: list[Dataset]
+    journal: Journal
 
-    on_step("reading the log")
-    log = read_events(engine, config.events, settings)
-    first, last = _days_of(log.events)
-    spans = Spans.ending(settings.end or last, settings)
-    events = log.events.filter(log.events.timestamp < span_of(spans.test)[1])
+    def run(self, inputs: str) -> Manifest:
+        config, engine, root = self.config, self.engine, self.root
+        settings, actions = config.windows, list(config.events.actions)
 
-    on_step("numbering items and positives")
-    catalog = build_catalog(
-        engine,
-        events,
-        positive=is_positive(events, actions),
-        pretrain=span_of(spans.pretrain),
-        finetune=span_of(spans.finetune),
-        tiers=settings.tiers,
-    )
-    placed = events.join(catalog.select("item_id", "row"), "item_id")
-    positives = number_positives(engine, placed, actions)
+        self.on_step("reading the log")
+        log = read_events(engine, config.events, settings)
+        first, last = _days_of(log.events)
+        spans = Spans.ending(settings.end or last, settings)
+        events = log.events.filter(log.events.timestamp < span_of(spans.test)[1])
 
-    on_step("grouping requests")
-    context = _vocabularies(engine, events, spans, config)
-    requests = _requests(engine, placed, spans, config, log)
-    requests = encode_context(engine, requests, list(context))
-    counts, by_day = _count(requests, spans)
-    for name, key, split, window in (
-        ("fine-tune", "finetune_days", "train", spans.finetune),
-        ("test", "test_days", "next", spans.test),
-    ):
-        if not counts[split]:  # type: ignore[index]
-            raise _empty(f"the {name} window", "requests", key, window, first, last)
-
-    on_step("writing the catalog")
-    num_items = write_catalog(catalog, root / "catalog.parquet")
-    write_popularity(positives, bucket_minutes, root / "popularity.parquet")
-    _write_rejected(engine, log, root / "rejected", config)
-
-    on_step("writing sequences")
-    sequences = _write_sequences(engine, positives, root / "sequences", spans, config)
-    if not sequences["train"]:
-        raise _empty(
-            "the pretraining window",
-            "training user with two positives",
-            "pretrain_days or windows.pretrain_overlap",
-            spans.pretrain,
-            first,
-            last,
+        self.on_step("numbering items and positives")
+        catalog = build_catalog(
+            engine,
+            events,
+            positive=is_positive(events, actions),
+            pretrain=span_of(spans.pretrain),
+            finetune=span_of(spans.finetune),
+            end=span_of(spans.test)[1],
+            tiers=settings.tiers,
+            settings=settings.catalog,
+            previous=self.previous,
         )
-    _write_requests(engine, requests, positives, root / "requests", spans, config, on_step)
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        data_version=data_version(config, log.files),
-        impressions=config.events.impressions,
-        actions=actions,
-        context=context,
-        history_length=settings.history_length,
-        bucket_minutes=bucket_minutes,
-        pretrain=spans.pretrain,
-        finetune=spans.finetune,
-        test=spans.test,
-        num_items=num_items,
-        requests=counts,
-        requests_by_day=by_day,
-        sequences=sequences,
-        rejected=log.counts,
-        has_oracle=config.events.truth is not None,
-    )
+        write_catalog(engine, catalog, root / "catalog.parquet")
+        write_moved(catalog, root / "moved.parquet")
+        placed = events.join(catalog.rows, "item_id")
+        positives = number_positives(engine, placed, actions)
+        context = _vocabularies(engine, events, spans, config, self.previous)
+
+        plan = self._plan(events, spans, context)
+        todo = [day for day in plan.missing if not self._resume(day, plan)]
+        self.on_step("grouping requests")
+        requests = _requests(engine, placed, todo, spans, config, log) if todo else None
+        if requests is not None:
+            requests = encode_context(engine, requests, list(context))
+        by_day = _count(requests, plan)
+        counts = _sum_up(by_day, spans)
+        for name, key, split, window in (
+            ("fine-tune", "finetune_days", "train", spans.finetune),
+            ("test", "test_days", "next", spans.test),
+        ):
+            if not counts[split]:  # type: ignore[index]
+                raise _empty(f"the {name} window", "requests", key, window, first, last)
+
+        self.on_step("writing popularity and sequences")
+        bucket_minutes = config.negatives.bucket_minutes
+        write_popularity(positives, bucket_minutes, root / "popularity.parquet")
+        for folder in ("rejected", "sequences"):
+            shutil.rmtree(root / folder, ignore_errors=True)
+        write_rejected(engine, log.rejected, root / "rejected", config)
+        sequences = write_sequences(engine, positives, root / "sequences", spans, config)
+        if not sequences["train"]:
+            raise _empty(
+                "the pretraining window",
+                "training user with two positives",
+                "pretrain_days or windows.pretrain_overlap",
+                spans.pretrain,
+                first,
+                last,
+            )
+        days = self._finish_days(requests, positives, todo, plan, by_day)
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            data_version="",
+            impressions=config.events.impressions,
+            actions=actions,
+            context=context,
+            history_length=settings.history_length,
+            bucket_minutes=bucket_minutes,
+            pretrain=spans.pretrain,
+            finetune=spans.finetune,
+            test=spans.test,
+            num_items=catalog.num_items,
+            requests=counts,
+            requests_by_day={str(day): sum(made.values()) for day, made in by_day.items()},
+            sequences=sequences,
+            rejected=log.counts,
+            days={str(day): made for day, made in days.items()},
+            late=plan.late,
+            rows=catalog.facts,
+            inputs=inputs,
+            parent=self.previous.version if self.previous else "",
+            has_oracle=config.events.truth is not None,
+        )
+        return manifest.model_copy(update={"data_version": _data_version(manifest, root)})
+
+    def _plan(self, events: ir.Table, spans: Spans, context: dict[str, list[str]]) -> Plan:
+        self.on_step("looking for built days")
+        catalog = Catalog.read(self.root / "catalog.parquet")
+        fitting = [Source(dataset) for dataset in self.sources]
+        fitting = [source for source in fitting if source.fits(catalog, context)]
+        ends = [span_of(spans.finetune)[1], span_of(spans.test)[1]]
+        truth = self.config.events.truth
+        prints = fingerprints(find_files(truth, "events.truth")) if truth else []
+        return plan_days(self.config, spans, digest_events(events, ends), fitting, prints)
+
+    def _resume(self, day: datetime.date, plan: Plan) -> bool:
+        """Whether a build that was killed had finished a day."""
+        found = self.journal.find(day)
+        if found is not None:
+            plan.taken[day] = (self.root / "requests" / f"day={day}", found)
+        return found is not None
+
+    def _finish_days(
+        self,
+        requests: ir.Table | None,
+        positives: ir.Table,
+        todo: list[datetime.date],
+        plan: Plan,
+        by_day: dict[datetime.date, dict],
+    ) -> dict[datetime.date, Day]:
+        """Takes and writes the days of requests."""
+        days = {}
+        for day, (folder, made) in plan.taken.items():
+            out = self.root / "requests" / f"day={day}"
+            if folder != out:
+                take_day(folder, out)
+            days[day] = made
+        if requests is not None:
+            if len(todo) < len(plan.expected):
+                positives = positives.semi_join(requests, "user_id")
+            earlier = count_earlier(self.engine, requests, positives)
+            blocks = make_blocks(self.engine, positives, self.config.windows.history_length)
+            for day in todo:
+                self.on_step(f"writing the requests of {day}")
+                out = self.root / "requests" / f"day={day}"
+                shutil.rmtree(out, ignore_errors=True)
+                write_day(self.engine, requests, earlier, blocks, day, out, self.config)
+                days[day] = plan.expected[day].model_copy(
+                    update={"content": content_of(out), "requests": by_day[day]}
+                )
+                self.journal.add(day, days[day])
+        return {day: days[day] for day in plan.expected}
+
+
+def _open_all(roots: Iterable[Path]) -> list[Dataset]:
+    """The datasets that can be read; the others are as good as none."""
+    datasets = []
+    for root in roots:
+        try:
+            datasets.append(Dataset.open(root))
+            _ = datasets[-1].catalog
+        except DataError:
+            continue
+    return datasets
 
 
 def _vocabularies(
-    engine: Backend, events: ir.Table, spans: Spans, config: Config
+    engine: Backend, events: ir.Table, spans: Spans, config: Config, previous: Previous | None
 ) -> dict[str, list[str]]:
     start, stop = span_of(spans.finetune)
     training = events.filter(events.timestamp >= start, events.timestamp < stop, ~events.held_out)
-    return build_vocabularies(engine, training, list(config.events.context))
+    known = previous.context if previous else None
+    return build_vocabularies(engine, training, list(config.events.context), known)
 
 
 def _requests(
-    engine: Backend, placed: ir.Table, spans: Spans, config: Config, log: EventLog
+    engine: Backend,
+    placed: ir.Table,
+    days: Sequence[datetime.date],
+    spans: Spans,
+    config: Config,
+    log: EventLog,
 ) -> ir.Table:
     actions, truth = list(config.events.actions), config.events.truth
-    span = (span_of(spans.finetune)[0], span_of(spans.test)[1])
+    span = span_of(Window(start=min(days), end=max(days)))
     if truth is not None:
         placed = join_truth(engine, placed, truth, actions, hashed_requests=log.hashed_requests)
     if not config.events.impressions:
         return single_requests(engine, placed, span, actions)
-    requests = grouped_requests(engine, placed, span, actions, with_truth=truth is not None)
+    requests = grouped_requests(
+        engine,
+        placed,
+        span,
+        actions,
+        with_truth=truth is not None,
+        ends=[span_of(spans.finetune)[1], span_of(spans.test)[1]],
+        attribution_hours=config.events.attribution_hours,
+    )
     if truth is not None:
         require_complete(requests, actions, truth)
     return requests
 
 
-def _count(requests: ir.Table, spans: Spans) -> tuple[dict[Split, int], dict[str, int]]:
-    keyed = requests.select("held_out", day=requests.timestamp // DAY_US)
-    table = keyed.group_by(["day", "held_out"]).aggregate(rows=keyed.count()).to_pyarrow()
-    found = {
-        (EPOCH + datetime.timedelta(days=row["day"]), row["held_out"]): row["rows"]
-        for row in table.to_pylist()
+def _count(requests: ir.Table | None, plan: Plan) -> dict[datetime.date, dict]:
+    """Requests of training and of held-out users of each day."""
+    found = {}
+    if requests is not None:
+        keyed = requests.select("held_out", day=requests.timestamp // DAY_US)
+        table = keyed.group_by(["day", "held_out"]).aggregate(rows=keyed.count()).to_pyarrow()
+        found = {
+            (EPOCH + datetime.timedelta(days=row["day"]), row["held_out"]): row["rows"]
+            for row in table.to_pylist()
+        }
+    counts = {}
+    for day in plan.expected:
+        if day in plan.taken:
+            counts[day] = plan.taken[day][1].requests
+        else:
+            counts[day] = {
+                "train": found.get((day, False), 0),
+                "held_out": found.get((day, True), 0),
+            }
+    return counts
+
+
+def _sum_up(by_day: dict[datetime.date, dict], spans: Spans) -> dict[Split, int]:
+    return {
+        "train": sum(by_day[day]["train"] for day in spans.finetune.days()),
+        "in_window": sum(by_day[day]["held_out"] for day in spans.finetune.days()),
+        "next": sum(by_day[day]["train"] for day in spans.test.days()),
     }
 
-    def total(window: Window, held_out: bool) -> int:
-        return sum(found.get((day, held_out), 0) for day in window.days())
 
-    counts: dict[Split, int] = {
-        "train": total(spans.finetune, False),
-        "in_window": total(spans.finetune, True),
-        "next": total(spans.test, False),
-    }
-    days = [*spans.finetune.days(), *spans.test.days()]
-    by_day = {str(day): found.get((day, False), 0) + found.get((day, True), 0) for day in days}
-    return counts, by_day
+def inputs_version(config: Config) -> str:
+    """A hash of all that decides a dataset: the config's part in it and the files' content.
 
+    Raises:
+        DataError: A file that is missing or cannot be read.
+    """
+    events = config.events
 
-def _write_rejected(engine: Backend, log: EventLog, folder: Path, config: Config) -> None:
-    schema = pa.schema([(name, pa.string()) for name in log.rejected.columns])
-    _writer(folder, schema, config).write_all(
-        stream(engine, log.rejected.order_by(log.rejected.columns))
+    def prints(path: str | list[str] | None, key: str) -> list[str]:
+        return fingerprints(find_files(path, key)) if path else []
+
+    return hash_of(
+        {
+            "versions": [SCHEMA_VERSION, __version__],
+            "events": events.model_dump(mode="json", exclude=NEUTRAL["events"]),
+            "windows": config.windows.model_dump(mode="json", exclude=NEUTRAL["windows"]),
+            "bucket_minutes": config.negatives.bucket_minutes,
+            "simulate": config.simulate and config.simulate.model_dump(mode="json"),
+            "files": prints(events.path, "events.path"),
+            "truth": prints(events.truth, "events.truth"),
+        }
     )
 
 
-def _write_sequences(
-    engine: Backend, positives: ir.Table, folder: Path, spans: Spans, config: Config
-) -> dict:
-    table = cut_sequences(positives, span_of(spans.pretrain), config.windows.sequence_length)
-    schema = pa.schema(
-        [
-            ("user_id", _id_type(table.user_id)),
-            ("held_out", pa.bool_()),
-            ("item_row", pa.list_(pa.int64())),
-        ]
+def _data_version(manifest: Manifest, root: Path) -> str:
+    """A hash of what is in a dataset, wherever its days were built."""
+    described = {"data_version", "inputs", "parent", "late", "days"}
+    return hash_of(
+        {
+            "manifest": manifest.model_dump(mode="json", exclude=described),
+            "days": {day: made.content for day, made in manifest.days.items()},
+            "files": [hash_file(root / name) for name in ("catalog.parquet", "popularity.parquet")],
+            "folders": [content_of(root / name) for name in ("sequences", "rejected")],
+        }
     )
-    held_out = 0
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        nonlocal held_out
-        for batch in stream(engine, table):
-            held_out += batch.column("held_out").true_count
-            yield batch
-
-    writer = _writer(folder, schema, config)
-    writer.write_all(counted())
-    return {"train": writer.rows - held_out, "held_out": held_out}
-
-
-def _write_requests(
-    engine: Backend,
-    requests: ir.Table,
-    positives: ir.Table,
-    folder: Path,
-    spans: Spans,
-    config: Config,
-    on_step: Callable[[str], None],
-) -> None:
-    length, actions = config.windows.history_length, config.events.actions
-    earlier = count_earlier(engine, requests, positives)
-    blocks = make_blocks(engine, positives, length)
-    fields = [
-        ("request_id", pa.int64()),
-        ("user_id", _id_type(requests.user_id)),
-        ("timestamp", TIMESTAMP),
-        ("held_out", pa.bool_()),
-        ("history_row", pa.list_(pa.int64())),
-        ("history_action", pa.list_(pa.int8())),
-        ("history_age", pa.list_(pa.float32())),
-        ("candidate_row", pa.list_(pa.int64())),
-        *((f"label_{name}", pa.list_(pa.int8())) for name in actions),
-    ]
-    if config.events.truth is not None:
-        fields += [(f"oracle_{name}", pa.list_(pa.float32())) for name in actions]
-    fields += [(f"ctx_{name}", pa.int32()) for name in config.events.context]
-    for day in [*spans.finetune.days(), *spans.test.days()]:
-        on_step(f"writing the requests of {day}")
-        start, stop = span_of(Window(start=day, end=day))
-        of_day = requests.filter(requests.timestamp >= start, requests.timestamp < stop)
-        rows = with_histories(of_day, earlier, blocks, length)
-        rows = rows.order_by(["timestamp", "request_id"]).select([name for name, _ in fields])
-        _writer(folder / f"day={day}", pa.schema(fields), config).write_all(stream(engine, rows))
-
-
-def _writer(folder: Path, schema: pa.Schema, config: Config) -> PartWriter:
-    return PartWriter(
-        folder,
-        schema,
-        rows_per_file=config.windows.rows_per_file,
-        rows_per_group=config.windows.rows_per_group,
-    )
-
-
-def data_version(config: Config, files: Sequence[Path]) -> str:
-    """A hash of all that decides a dataset: the config's part in it and the files' content."""
-    truth = config.events.truth
-    made_from = {
-        "schema_version": SCHEMA_VERSION,
-        "events": config.events.model_dump(mode="json", exclude=NEUTRAL["events"]),
-        "windows": config.windows.model_dump(mode="json", exclude=NEUTRAL["windows"]),
-        "bucket_minutes": config.negatives.bucket_minutes,
-        "simulate": config.simulate and config.simulate.model_dump(mode="json"),
-        "files": fingerprints(files),
-        "truth": fingerprints(find_files(truth, "events.truth")) if truth else [],
-    }
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
 
 
 def _empty(
@@ -295,7 +404,3 @@ def _days_of(events: ir.Table) -> tuple[datetime.date, datetime.date]:
     row = bounds.to_pyarrow().to_pylist()[0]
     first, last = (EPOCH + datetime.timedelta(microseconds=row[name]) for name in ("first", "last"))
     return first, last
-
-
-def _id_type(column: ir.Column) -> pa.DataType:
-    return pa.string() if column.type().is_string() else pa.int64()

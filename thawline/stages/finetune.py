@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from thawline.config import Config
+from thawline.config import Config, ItemTable
 from thawline.data.batches import RequestReader
-from thawline.data.manifest import Dataset
+from thawline.data.manifest import FIRST_ROW, Catalog, Dataset
 from thawline.data.negatives import NegativeSampler
 from thawline.evaluation.holdouts import all_metrics
 from thawline.folders import whole_folder
-from thawline.model.bundle import Bundle, Meta, load_table, save_bundle
+from thawline.model.bundle import Bundle, Meta, load_rows, save_bundle
 from thawline.progress import progress_bar
 from thawline.stages.machine import prepare_machine
-from thawline.tables.local import LocalTable
+from thawline.tables import LocalTable, RowRules, make_optimizer
 from thawline.tracking.runs import stage_run
 from thawline.training.loop import EpochSummary, Trainer
 from thawline.training.schedule import make_schedule
@@ -33,6 +34,9 @@ def run(
     parent_run_id: str = "",
 ) -> list[dict[str, Any]]:
     """Fine-tunes the ranker and the table by the recipe and writes the model folder `out`.
+
+    `table` is a table folder, or a model folder whose rows are trained on. It may belong to another
+    catalog: an item keeps its row, and new items start at random.
 
     Returns:
         What the folder's `epochs.json` holds: for each epoch its losses, times, the share of it in
@@ -49,7 +53,7 @@ def run(
         epochs=settings.epochs,
         seed=config.seed,
     )
-    rows = load_table(Path(table) / "item.safetensors", meta.num_rows, config.model.dim)
+    rows = load_rows(Path(table), data.catalog, config.model.dim, seed=config.seed)
     with (
         stage_run(config, "finetune", parent_run_id) as tracked,
         whole_folder(out) as folder,
@@ -57,12 +61,11 @@ def run(
         tracked.log_params(
             {"data_version": data.manifest.data_version, "seed": config.seed}
             | settings.model_dump(mode="json")
+            | {"item_table": config.tables.item.model_dump(mode="json")}
         )
         torch.manual_seed(config.seed)
         ranker = meta.make_ranker().to(device)
-        item_table = LocalTable(
-            rows.to(device), learning_rate=settings.table_learning_rate, trainable=False
-        )
+        item_table = make_item_table(config.tables.item, rows.to(device), data.catalog)
         trained = Bundle(meta, ranker, item_table.weight, data.catalog)
         sampler = (
             None
@@ -88,7 +91,7 @@ def run(
                 reader,
                 schedule,
                 learning_rate=settings.learning_rate,
-                reset_state_at_thaw=settings.reset_state_at_thaw,
+                reset_state_at_thaw=config.tables.item.reset_state_at_thaw,
                 clip_norm=settings.clip_norm,
                 device=device,
                 on_step=lambda step, steps: show(step),
@@ -101,6 +104,27 @@ def run(
         (folder / "epochs.json").write_text(json.dumps(epochs, indent=2), encoding="utf-8")
         tracked.log_artifact(folder / "epochs.json")
     return epochs
+
+
+def make_item_table(settings: ItemTable, rows: Tensor, catalog: Catalog) -> LocalTable:
+    """The table of the item rows `[N, d]`, frozen; the rows as they are now are its anchor."""
+    needs_anchor = settings.pull > 0 or settings.drift_cap is not None
+    support = torch.zeros(len(rows), dtype=torch.int64)
+    support[FIRST_ROW:] = torch.from_numpy(catalog.support.copy())
+    return LocalTable(
+        rows,
+        optimizer=make_optimizer(settings.optimizer, len(rows), rows.shape[1], device=rows.device),
+        rules=RowRules(
+            weight_decay=settings.weight_decay,
+            pull=settings.pull,
+            drift_cap=settings.drift_cap,
+            frequency_scaling=settings.frequency_scaling,
+            anchor=rows.clone() if needs_anchor else None,
+            support=support.to(rows.device),
+        ),
+        learning_rate=settings.learning_rate,
+        trainable=False,
+    )
 
 
 def _holdout_metrics(config: Config, data: Dataset, trained: Bundle) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from thawline.config import Config
 from thawline.data.batches import SequenceReader, padded_width
 from thawline.data.manifest import Dataset
 from thawline.folders import whole_folder
-from thawline.model.bundle import save_table
+from thawline.model.bundle import load_rows, save_table
 from thawline.progress import progress_bar
 from thawline.stages.machine import prepare_machine
 from thawline.tables.local import LocalTable
@@ -26,7 +27,8 @@ def run(
 ) -> dict[str, Any]:
     """Pretrains the item table and writes the table folder `out`.
 
-    The folder holds `item.safetensors` and `table.json`: the rows, and where they come from.
+    The folder holds `item.safetensors`, `catalog.parquet` and `table.json`: the rows, which items
+    they are of, and where they come from.
 
     Returns:
         What `table.json` holds: data_version, num_rows, dim and a list of epochs.
@@ -42,7 +44,11 @@ def run(
             {"data_version": data.manifest.data_version, "seed": config.seed}
             | settings.model_dump(mode="json")
         )
-        table = LocalTable.random(data.catalog.num_rows, config.model.dim, seed=config.seed)
+        if settings.start_from is None:
+            table = LocalTable.random(data.catalog.num_rows, config.model.dim, seed=config.seed)
+        else:
+            start, dim = Path(settings.start_from), config.model.dim
+            table = LocalTable(load_rows(start, data.catalog, dim, seed=config.seed))
         reader = SequenceReader(
             data,
             held_out=False,
@@ -88,6 +94,7 @@ def run(
             "epochs": epochs,
         }
         save_table(folder / "item.safetensors", table.weight)
+        shutil.copyfile(data.root / "catalog.parquet", folder / "catalog.parquet")
         (folder / "table.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
         tracked.log_artifact(folder / "table.json")
     return facts

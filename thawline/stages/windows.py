@@ -11,20 +11,25 @@ from rich.console import Console
 from thawline.config import Config
 from thawline.data.inputs import local_inputs
 from thawline.data.manifest import Manifest
-from thawline.data.windows import build_dataset
-from thawline.folders import whole_folder
+from thawline.data.windows import build_dataset, inputs_version, unchanged
+from thawline.folders import resumable_folder
 from thawline.tracking.runs import stage_run
 
 
 def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest:
     """Builds the dataset folder `out`; a simulated log lies in its folder `source`.
 
+    Nothing is done where the dataset in `out` is the one that would be built. Where a build was
+    killed, the next one goes on with the days that it had finished.
+
     Args:
         config: The whole config; see `build_dataset` for what matters. Remote inputs are fetched.
-        out: What stood there before is replaced once the new dataset is complete.
+        out: What stood there before is replaced once the new dataset is complete; days of it that
+            are still right are taken over.
         parent_run_id: The MLflow run of the pipeline.
 
     Raises:
+        BusyError: Another process builds the same folder.
         DataError: A log that cannot be read or used, or a window without data.
         TrackingError: MLflow cannot be reached.
     """
@@ -32,8 +37,14 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
         stage_run(config, "windows", parent_run_id) as tracked,
         local_inputs(config, Path(out)) as local,
     ):
-        with whole_folder(out) as folder, _status() as show:
-            manifest = build_dataset(local, folder, show)
+        inputs = inputs_version(local)
+        manifest = unchanged(local, Path(out), inputs)
+        if manifest is None:
+            with resumable_folder(out) as folder, _status() as show:
+                # A build may have been killed between its last file and its place.
+                manifest = unchanged(local, folder, inputs) or build_dataset(
+                    local, folder, show, sources=[Path(out)], inputs=inputs
+                )
         spans = manifest.model_dump(mode="json", include={"pretrain", "finetune", "test"})
         tracked.log_params(
             {"data_version": manifest.data_version}
@@ -49,6 +60,7 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
                 "requests": manifest.requests,
                 "sequences": manifest.sequences,
                 "rejected": sum(manifest.rejected.values()),
+                "late_events": sum(day.now - day.built for day in manifest.late.values()),
             }
         )
         tracked.log_artifact(Path(out) / "manifest.json")

@@ -1,13 +1,15 @@
-"""Raw item ids to table rows, for scoring: sorted keys and a binary search."""
+"""Raw item ids to table rows, for scoring: sorted keys and a binary search, or a bucket."""
 
 from __future__ import annotations
+
+import hashlib
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from thawline.data.manifest import FIRST_ROW, UNKNOWN_ROW
+from thawline.data.manifest import FIRST_ROW, UNKNOWN_ROW, RowFacts
 
 HASHED_AT_ONCE = 100_000
 """Strings turned into Python objects at a time."""
@@ -16,14 +18,17 @@ HASHED_AT_ONCE = 100_000
 class ItemIndex:
     """Finds the rows of item ids; 16 bytes an item beside the ids themselves."""
 
-    def __init__(self, item_id: pa.Array) -> None:
+    def __init__(self, item_id: pa.Array, facts: RowFacts | None = None) -> None:
         """Sorts the ids' keys once.
 
         Args:
             item_id: int64 or string [N], in row order, as in `Catalog.item_id`.
+            facts: Where the catalog's buckets are.
         """
-        self._item_id = item_id
-        keys = _keys(item_id)
+        self._facts = facts or RowFacts()
+        self._row = FIRST_ROW + np.flatnonzero(item_id.is_valid().to_numpy(zero_copy_only=False))
+        self._item_id = item_id.drop_null()
+        keys = _keys(self._item_id)
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
         # More than 1 only where two strings share a 64-bit hash.
@@ -41,7 +46,8 @@ class ItemIndex:
             ids: [n], nulls allowed.
 
         Returns:
-            int64 [n]: `UNKNOWN_ROW` for an id that the catalog does not hold, and for null.
+            int64 [n]: an id that the catalog does not hold gets its bucket, or `UNKNOWN_ROW` where
+            there are no buckets; null gets `UNKNOWN_ROW`.
         """
         rows = np.full(len(ids), UNKNOWN_ROW, np.int64)
         places = np.searchsorted(self._keys, _keys(ids))
@@ -49,8 +55,20 @@ class ItemIndex:
             items = self._order[np.minimum(places + step, len(self._order) - 1)]
             same = pc.equal(self._item_id.take(pa.array(items)), ids)
             found = same.fill_null(False).to_numpy(zero_copy_only=False)
-            rows[found] = items[found] + FIRST_ROW
+            rows[found] = self._row[items[found]]
+        if self._facts.buckets:
+            unknown = np.flatnonzero((rows == UNKNOWN_ROW) & ids.is_valid().to_numpy(False))
+            for place in unknown.tolist():
+                rows[place] = self._facts.first_bucket + bucket_of(
+                    str(ids[place].as_py()), self._facts.buckets
+                )
         return rows
+
+
+def bucket_of(item_id: str, buckets: int) -> int:
+    """The bucket of an item without a row of its own, as the data stage's engine finds it."""
+    digest = hashlib.md5(item_id.encode(), usedforsecurity=False).hexdigest()
+    return (int(digest[:16], 16) >> 1) % buckets
 
 
 def _keys(ids: pa.Array) -> np.ndarray:

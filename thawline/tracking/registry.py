@@ -137,7 +137,7 @@ def signature(bundle: Bundle) -> ModelSignature:
 
 def input_example(bundle: Bundle) -> pd.DataFrame:
     """Two requests with different lengths, of ids that the catalog holds."""
-    ids = bundle.catalog.item_id.slice(0, 5).to_pylist()
+    ids = bundle.catalog.item_id.drop_null().slice(0, 5).to_pylist()
     actions, ages = [1, 1, 1], [48.0, 5.5, 0.25]
     example: dict[str, Any] = {
         "history": [ids[:3], ids[:1]],

@@ -58,7 +58,7 @@ class ServedRanker(PythonModel):
             DataError: A missing, damaged or unfitting file.
         """
         self.bundle = Bundle.load(folder)
-        self.items = ItemIndex(self.bundle.catalog.item_id)
+        self.items = ItemIndex(self.bundle.catalog.item_id, self.bundle.catalog.rows)
 
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None

@@ -1,0 +1,107 @@
+"""The part files of a dataset: which columns they have, and from which tables they are written."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import ibis.expr.types as ir
+import pyarrow as pa
+
+from thawline.config import Config
+from thawline.data.catalog import TIMESTAMP
+from thawline.data.engine import Backend, stream
+from thawline.data.manifest import Window
+from thawline.data.parts import PartWriter
+from thawline.data.pieces import cut_sequences
+from thawline.data.requests import with_histories
+from thawline.data.spans import Spans, span_of
+
+
+def write_rejected(engine: Backend, rejected: ir.Table, folder: Path, config: Config) -> None:
+    """Writes the rows of the log that could not be used."""
+    schema = pa.schema([(name, pa.string()) for name in rejected.columns])
+    _writer(folder, schema, config).write_all(stream(engine, rejected.order_by(rejected.columns)))
+
+
+def write_sequences(
+    engine: Backend, positives: ir.Table, folder: Path, spans: Spans, config: Config
+) -> dict[Literal["train", "held_out"], int]:
+    """Writes the sequences of the pretraining window and counts them."""
+    table = cut_sequences(positives, span_of(spans.pretrain), config.windows.sequence_length)
+    schema = pa.schema(
+        [
+            ("user_id", id_type(table.user_id)),
+            ("held_out", pa.bool_()),
+            ("item_row", pa.list_(pa.int64())),
+        ]
+    )
+    held_out = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal held_out
+        for batch in stream(engine, table):
+            held_out += batch.column("held_out").true_count
+            yield batch
+
+    writer = _writer(folder, schema, config)
+    writer.write_all(counted())
+    return {"train": writer.rows - held_out, "held_out": held_out}
+
+
+def write_day(
+    engine: Backend,
+    requests: ir.Table,
+    earlier: ir.Table,
+    blocks: ir.Table,
+    day: datetime.date,
+    folder: Path,
+    config: Config,
+) -> None:
+    """Writes the requests of a day with their histories, in order of (timestamp, request_id).
+
+    Args:
+        engine: Runs the query.
+        requests: Of that day and maybe of others.
+        earlier: `count_earlier` of them.
+        blocks: `make_blocks` of their users' positives.
+        day: The day.
+        folder: Of its part files.
+        config: Uses `windows` and `events`.
+    """
+    length, actions = config.windows.history_length, config.events.actions
+    fields = [
+        ("request_id", pa.int64()),
+        ("user_id", id_type(requests.user_id)),
+        ("timestamp", TIMESTAMP),
+        ("held_out", pa.bool_()),
+        ("history_row", pa.list_(pa.int64())),
+        ("history_action", pa.list_(pa.int8())),
+        ("history_age", pa.list_(pa.float32())),
+        ("candidate_row", pa.list_(pa.int64())),
+        *((f"label_{name}", pa.list_(pa.int8())) for name in actions),
+    ]
+    if config.events.truth is not None:
+        fields += [(f"oracle_{name}", pa.list_(pa.float32())) for name in actions]
+    fields += [(f"ctx_{name}", pa.int32()) for name in config.events.context]
+    start, stop = span_of(Window(start=day, end=day))
+    of_day = requests.filter(requests.timestamp >= start, requests.timestamp < stop)
+    rows = with_histories(of_day, earlier, blocks, length)
+    rows = rows.order_by(["timestamp", "request_id"]).select([name for name, _ in fields])
+    _writer(folder, pa.schema(fields), config).write_all(stream(engine, rows))
+
+
+def id_type(column: ir.Column) -> pa.DataType:
+    """The type in part files of a column of ids."""
+    return pa.string() if column.type().is_string() else pa.int64()
+
+
+def _writer(folder: Path, schema: pa.Schema, config: Config) -> PartWriter:
+    return PartWriter(
+        folder,
+        schema,
+        rows_per_file=config.windows.rows_per_file,
+        rows_per_group=config.windows.rows_per_group,
+    )
