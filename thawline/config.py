@@ -70,6 +70,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Column mappings of well-known logs; any key beside `preset` overrides the preset's."""
 
+FindingName = Literal[
+    "catalogue_leak",
+    "future_negatives",
+    "only_negative_rows",
+    "repeated_requests",
+    "history_leakage",
+    "holdout_leakage",
+    "trivial_scorers",
+    "tier_sizes",
+    "batch_overlap",
+    "popularity_drift",
+    "rejected_rows",
+    "late_events",
+]
+"""What the audit looks for."""
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -455,6 +471,41 @@ class Pretrain(Section):
     recall_at: Count = 20
 
 
+class ItemTable(Section):
+    """How the item table moves in fine-tuning, where the recipe lets it."""
+
+    optimizer: Literal["row-wise-adagrad", "adagrad", "lazy-adam", "dense-adam", "sgd"] = Field(
+        "row-wise-adagrad",
+        description="dense-adam moves every row in every step, as torch.optim.Adam does; the others "
+        "move the rows of the batch.",
+    )
+    learning_rate: Positive = 0.02
+    reset_state_at_thaw: bool = Field(
+        True, description="The first update after a thaw equals a fresh optimizer's."
+    )
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(
+        0.0, description="Decoupled, on the rows of the batch."
+    )
+    pull: Annotated[float, Field(ge=0.0)] = Field(
+        0.0,
+        description="Pulls the rows of the batch to their pretrained values, by "
+        "(1 + support)^-0.5: rare ones more.",
+    )
+    drift_cap: Positive | None = Field(
+        None, description="No row goes farther from its pretrained value than so many of its norms."
+    )
+    frequency_scaling: Annotated[float, Field(ge=0.0)] = Field(
+        0.0,
+        description="Scales a row's step by ((1 + support) / (1 + max support)) to this power.",
+    )
+
+
+class Tables(Section):
+    """The ID tables."""
+
+    item: ItemTable = ItemTable()
+
+
 class Finetune(Section):
     """Fine-tuning of the ranker and the table."""
 
@@ -466,10 +517,6 @@ class Finetune(Section):
     epochs: Count = 3
     batch_size: Count = 512
     learning_rate: Positive = Field(1e-3, description="Adam, for the network.")
-    table_learning_rate: Positive = Field(0.02, description="Row-wise Adagrad, for the table.")
-    reset_state_at_thaw: bool = Field(
-        True, description="The first update after a thaw equals a fresh optimizer's."
-    )
     clip_norm: Positive | None = Field(None, description="Clips the network's gradient norm.")
     prefetch_batches: Count = Field(4, description="Batches prepared ahead by the reader.")
     shuffle_groups: Count = Field(
@@ -494,7 +541,7 @@ class Evaluation(Section):
 class Audit(Section):
     """What is looked at in a dataset before anything trains on it."""
 
-    waive: list[str] = Field(
+    waive: list[FindingName] = Field(
         [], description="Findings that do not stop the pipeline though they are errors, by name."
     )
     requests: Count = Field(
@@ -542,6 +589,7 @@ class Config(Section):
     negatives: Negatives = Negatives()
     audit: Audit = Audit()
     model: Model = Model()
+    tables: Tables = Tables()
     pretrain: Pretrain = Pretrain()
     finetune: Finetune = Finetune()
     evaluation: Evaluation = Evaluation()

@@ -1,50 +1,159 @@
-"""Scorers that know only trivial facts: where one of them scores well, the negatives leak."""
+"""The audit of a dataset: what would make a model's figures untrue, before anything trains.
+
+What is looked at lives in `request_checks` and `item_checks`, what is found in `findings`.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
 import numpy as np
 
-from thawline.config import Negatives
-from thawline.data.manifest import FIRST_ROW, Dataset
-from thawline.data.popularity import MICROSECONDS_PER_HOUR, Popularity
+from thawline.config import Config, Negatives
+from thawline.data import item_checks, request_checks
+from thawline.data.batches import Batch, RequestReader
+from thawline.data.engine import open_engine
+from thawline.data.findings import SEVERITIES, AuditReport, Finding
+from thawline.data.manifest import Dataset, Split
+from thawline.data.negatives import NegativeSampler
+from thawline.data.trivial import trivial_scores
+
+AUDIT_FILE = "audit.json"
+"""In a dataset folder, beside its manifest."""
+
+SEED = 0
+"""Of the negatives that are looked at; the evaluation has the same."""
 
 
-def trivial_scores(
-    dataset: Dataset,
-    rows: np.ndarray,
-    timestamps: np.ndarray,
-    negatives: Negatives | None = None,
-) -> dict[str, np.ndarray]:
-    """Scores candidates by facts that need no model.
+def audit(config: Config, dataset: Dataset) -> AuditReport:
+    """Looks a dataset through, with the sampler that the config sets on it.
 
     Args:
-        dataset: Its catalog and popularity file are read.
-        rows: int64 [K]: candidates.
-        timestamps: int64 [K]: times of their requests, microseconds since 1970 UTC.
-        negatives: The config's `negatives`; with decayed popularity, `recent_popularity` is added.
+        config: Uses `negatives`, `audit`, `finetune.batch_size`, `windows.memory_limit` and
+            `runtime.threads`.
+        dataset: Every request is read once; scorers and batches look at `audit.requests`.
 
     Returns:
-        Scorer to float64 [K]; 0 for rows that are not in the catalog:
-
-        - `never_trained`: 1 if the row had a positive in the fine-tune window, else 0.
-        - `item_age`: hours since `first_seen`.
-        - `as_of_popularity`: positives of all users in buckets that were over at the request, which
-          is what the sampler's `as_of` popularity counts.
-        - `recent_popularity`: the same, halved every `negatives.half_life_hours`.
+        The findings, the most severe first. Nothing is raised for them: see `AuditReport.require`.
 
     Raises:
-        DataError: The popularity file is missing or damaged.
+        DataError: A damaged file.
+        ConfigError: The dataset was built with other buckets of popularity.
     """
-    catalog = dataset.catalog
-    known = (rows >= FIRST_ROW) & (rows < catalog.num_rows)
-    place = np.where(known, rows - FIRST_ROW, 0)
-    age = (timestamps - catalog.first_seen[place]) / MICROSECONDS_PER_HOUR
-    popularity = Popularity.read(dataset)
-    scores = {
-        "never_trained": (known & (catalog.support[place] > 0)).astype(np.float64),
-        "item_age": np.where(known, age, 0.0),
-        "as_of_popularity": popularity.at(rows, timestamps, None),
-    }
-    if negatives is not None and negatives.popularity == "decayed":
-        scores["recent_popularity"] = popularity.at(rows, timestamps, negatives.half_life_hours)
-    return scores
+    impressions = dataset.manifest.impressions
+    sampler = None if impressions else NegativeSampler(dataset, _fixed(config.negatives), SEED)
+    train = request_checks.count_candidates(dataset, "train")
+    test = request_checks.count_candidates(dataset, "next")
+    found = [
+        item_checks.catalogue_leak(config.negatives, impressions),
+        *item_checks.only_negative_rows(train, test, sampler),
+        request_checks.history_leakage(dataset),
+        _trivial_scorers(config, dataset, sampler),
+        item_checks.tier_sizes(dataset, test),
+        item_checks.batch_overlap(_first_batches(config, dataset)),
+        item_checks.popularity_drift(dataset),
+        *_of_manifest(dataset),
+    ]
+    # Every engine's files are read by DuckDB: they are one format.
+    windows = config.windows.model_copy(update={"engine": "duckdb"})
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        open_engine(windows, config.runtime, Path(scratch)) as engine,
+    ):
+        found.append(request_checks.repeated_requests(engine, dataset))
+        found.append(request_checks.holdout_leakage(engine, dataset))
+    return AuditReport(
+        data_version=dataset.manifest.data_version,
+        negatives=config.negatives.model_dump(mode="json"),
+        findings=_judged(config, found),
+    )
+
+
+def audited(config: Config, dataset: Dataset) -> AuditReport:
+    """The audit in a dataset's folder, if it is of this data and these negatives; else a new one.
+
+    Waivers are always those of the config.
+    """
+    report = AuditReport.read(dataset.root / AUDIT_FILE)
+    same = report is not None and (
+        report.data_version == dataset.manifest.data_version
+        and report.negatives == config.negatives.model_dump(mode="json")
+    )
+    if report is None or not same:
+        return audit(config, dataset)
+    return report.model_copy(update={"findings": _judged(config, report.findings)})
+
+
+def _judged(config: Config, found: list[Finding]) -> list[Finding]:
+    marked = [
+        finding.model_copy(
+            update={"waived": finding.severity == "error" and finding.name in config.audit.waive}
+        )
+        for finding in found
+    ]
+    return sorted(marked, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _fixed(negatives: Negatives) -> Negatives:
+    return negatives.model_copy(update={"resample": False, "in_batch": 0})
+
+
+def _trivial_scorers(config: Config, dataset: Dataset, sampler: NegativeSampler | None) -> Finding:
+    rows, times, labels = [], [], []
+    for batch in _batches(config, dataset, "next", 2_048, sampler, shuffle=False):
+        mask = batch.candidate_mask.numpy()
+        rows.append(batch.candidate_row.numpy()[mask])
+        times.append(np.broadcast_to(batch.timestamp.numpy()[:, None], mask.shape)[mask])
+        labels.append(batch.labels.numpy()[:, :, 0][mask])
+    row, time, label = (np.concatenate([*each, np.empty(0)]) for each in (rows, times, labels))
+    row, time = row.astype(np.int64), time.astype(np.int64)
+    scores = trivial_scores(dataset, row, time, config.negatives)
+    return item_checks.trivial_scorers(scores, label, sampler is not None)
+
+
+def _first_batches(config: Config, dataset: Dataset) -> Iterator[np.ndarray]:
+    sampler = None
+    if not dataset.manifest.impressions:
+        sampler = NegativeSampler(dataset, config.negatives, SEED)
+    size = config.finetune.batch_size
+    batches = _batches(config, dataset, "train", size, sampler, shuffle=True)
+    for batch in islice(batches, max(config.audit.requests // size, 2)):
+        yield batch.rows.numpy()
+
+
+def _batches(
+    config: Config,
+    dataset: Dataset,
+    split: Split,
+    batch_size: int,
+    sampler: NegativeSampler | None,
+    *,
+    shuffle: bool,
+) -> Iterator[Batch]:
+    reader = RequestReader(
+        dataset,
+        split,
+        batch_size=batch_size,
+        sampler=sampler,
+        shuffle=shuffle,
+        limit=None if shuffle else config.audit.requests,
+        prefetch=0,
+    )
+    return reader.epoch(0)
+
+
+def _of_manifest(dataset: Dataset) -> list[Finding]:
+    """What the build itself has counted."""
+    rejected = dataset.manifest.rejected
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items()) or "none"
+    return [
+        Finding(
+            name="rejected_rows",
+            severity="info",
+            text=f"Rows of the log that could not be used: {listed}.",
+            figures={reason.replace(" ", "_"): count for reason, count in rejected.items()},
+        )
+    ]

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from thawline.config import Config
-from thawline.data.audit import trivial_scores
 from thawline.data.batches import Batch, RequestReader
 from thawline.data.manifest import Dataset, Split
 from thawline.data.negatives import NegativeSampler
+from thawline.data.trivial import trivial_scores
 from thawline.evaluation.metrics import holdout_curves, holdout_metrics
 from thawline.evaluation.scored import Scored, concat, from_batch
 from thawline.progress import progress_bar
