@@ -90,7 +90,8 @@ def export_table(events: Events, folder: Path) -> list[str]:
         table = _find_table(backend, events)
         require_columns(table.columns, needed, Path(str(events.table)))
         columns = list(dict.fromkeys(needed.values()))
-        rows = table.select(columns).order_by([events.columns.timestamp, *columns])
+        order = dict.fromkeys([events.columns.timestamp, *columns])
+        rows = table.select(columns).order_by(list(order))
         schema = rows.schema().to_pyarrow()
         writer = PartWriter(
             folder, schema, rows_per_file=ROWS_PER_FILE, rows_per_group=ROWS_PER_GROUP

@@ -26,8 +26,7 @@ T = TypeVar("T")
 
 SCHEMES = ("s3", "gs", "hdfs")
 ATTEMPTS = 4
-REQUEST_ATTEMPTS = 3
-"""Of one request to S3, within each of our own attempts at a file."""
+"""At a file; within each of them, pyarrow's S3 tries every request thrice."""
 FIRST_PAUSE = 0.2
 """Seconds before the second attempt; each pause is twice the one before."""
 AT_ONCE = 8
@@ -85,13 +84,6 @@ class Remote:
                 "for hdfs:// the Hadoop client (libhdfs, CLASSPATH) must be installed; for s3:// "
                 "and gs:// see the environment variables of the service",
             ) from error
-        if isinstance(self._files, fs.S3FileSystem):
-            self._files = fs.S3FileSystem(
-                region=self._files.region,
-                connect_timeout=10,
-                request_timeout=60,
-                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=REQUEST_ATTEMPTS),
-            )
         path = url.removeprefix(root).strip("/")
         self.path = f"{base.rstrip('/')}/{path}" if path else base
         self.name = f"{parts.scheme}/{parts.netloc}/{path}".rstrip("/")
@@ -201,6 +193,30 @@ def _line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+def list_files(url: str, key: str) -> list[Entry]:
+    """The data files that a URL names: a file, a folder of them or a glob; ordered by path.
+
+    Args:
+        url: Where they lie.
+        key: The config key, for errors.
+
+    Raises:
+        ConfigError: See `Remote`.
+        DataError: Nothing is there, or the storage does not answer.
+    """
+    remote = Remote(url)
+    prefix = remote.path.rstrip("/") + "/"
+    entries = [
+        entry
+        for entry in remote.entries()
+        # Below a folder, other files than the log's are passed over.
+        if not entry.path.startswith(prefix) or is_data_file(entry.path.removeprefix(prefix))
+    ]
+    if not entries:
+        raise DataError(f"{key}: {url} names no data file", "check the path")
+    return entries
+
+
 def fetch_files(url: str, cache: Path, key: str) -> list[Path]:
     """Brings a file, a folder of files or the matches of a glob.
 
@@ -213,20 +229,11 @@ def fetch_files(url: str, cache: Path, key: str) -> list[Path]:
     Raises:
         DataError: Nothing is there, or it cannot be fetched.
     """
-    remote = Remote(url)
-    prefix = remote.path.rstrip("/") + "/"
-    entries = [
-        entry
-        for entry in remote.entries()
-        # Below a folder, other files than the log's are passed over.
-        if not entry.path.startswith(prefix) or is_data_file(entry.path.removeprefix(prefix))
-    ]
-    if not entries:
-        raise DataError(f"{key}: {url} names no data file", "check the path")
-    scheme = urlsplit(url).scheme
-    root = cache / FETCHED / scheme
-    _fetch(remote, {entry.path.strip("/"): entry for entry in entries}, root, prune=False)
-    return [root / entry.path.strip("/") for entry in entries]
+    entries = list_files(url, key)
+    root = cache / FETCHED / urlsplit(url).scheme
+    wanted = {entry.path.strip("/"): entry for entry in entries}
+    _fetch(Remote(url), wanted, root, prune=False)
+    return [root / name for name in wanted]
 
 
 def fetch_folder(url: str, cache: Path) -> Path:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import thawline
 from thawline.config import Config, dump_config, parse_config
 from thawline.data.sources import find_files
+from thawline.data.storage import is_remote, list_files
 from thawline.stages.pipeline import check
 from thawline.tracking import pipeline
 
@@ -60,20 +62,33 @@ def run(text: str, changes: Mapping[str, str | int | float]) -> Started:
 def source_version(config: Config) -> str:
     """A hash of the names, sizes and times of the log's files; `simulated` where there are none.
 
+    Of a table nothing is known before it is read: it counts as new each time.
+
     Raises:
         DataError: A path of the config names no file.
     """
     events = config.events
+    if events.table is not None:
+        return f"table at {time.time_ns()}"
     if events.path is None:
         return "simulated"
-    files = find_files(events.path)
-    if events.truth is not None:
-        files += find_files(events.truth, "events.truth")
     digest = hashlib.sha256()
-    for file in files:
-        status = file.stat()
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    for key, path in (("events.path", events.path), ("events.truth", events.truth)):
+        for entry in [path] if isinstance(path, str) else path or ():
+            for name, size, changed in _files(entry, key):
+                digest.update(f"{name}\0{size}\0{changed}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def _files(path: str, key: str) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of each file that a path names."""
+    if is_remote(path):
+        for entry in list_files(path, key):
+            yield f"{path}\0{entry.path}", entry.size, entry.changed
+    else:
+        for file in find_files(path, key):
+            status = file.stat()
+            yield str(file), status.st_size, status.st_mtime_ns
 
 
 def code_version() -> str:
