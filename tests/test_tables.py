@@ -51,7 +51,7 @@ def test_row_wise_adagrad_equals_a_float64_reference_with_duplicates_and_padding
 
     weight, state = reference_row_wise_adagrad(start, steps, 0.1)
     torch.testing.assert_close(table.weight.double(), weight, rtol=0, atol=2e-6)
-    torch.testing.assert_close(table.optimizer.accumulator, state, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(table.optimizer.state["accumulator"], state, rtol=1e-5, atol=1e-6)
 
 
 def test_the_padding_row_is_zero_and_never_moves(generator):
@@ -75,7 +75,7 @@ def test_duplicate_rows_are_summed_once_in_ascending_order():
 def test_a_frozen_table_gives_no_graph_and_keeps_every_bit(generator):
     table = LocalTable(torch.randn(20, 8, generator=generator))
     apply_steps(table, random_steps(generator, 2))
-    weight, state = table.weight.clone(), table.optimizer.accumulator.clone()
+    weight, state = table.weight.clone(), table.optimizer.state["accumulator"].clone()
 
     table.freeze()
     embeddings = table.lookup(torch.tensor([1, 2, 3])).wait()
@@ -84,7 +84,7 @@ def test_a_frozen_table_gives_no_graph_and_keeps_every_bit(generator):
     with pytest.raises(TrainingError, match="frozen table"):
         table.lookup(torch.tensor([1])).apply(torch.ones(1, 8))
     assert torch.equal(table.weight, weight)
-    assert torch.equal(table.optimizer.accumulator, state)
+    assert torch.equal(table.optimizer.state["accumulator"], state)
 
 
 def test_a_lookup_of_a_training_table_is_a_leaf_that_collects_a_gradient():

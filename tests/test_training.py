@@ -82,7 +82,7 @@ def test_a_frozen_epoch_keeps_every_bit_of_the_table_and_its_state():
     next(epochs)
 
     assert torch.equal(trainer.table.weight, start)
-    assert torch.equal(trainer.table.optimizer.accumulator, torch.zeros(len(start)))
+    assert torch.equal(trainer.table.optimizer.state["accumulator"], torch.zeros(len(start)))
     next(epochs)
     assert not torch.equal(trainer.table.weight, start)
 

@@ -347,8 +347,8 @@ def _show_result(settings: Config, result: Any) -> None:
 def _metrics_table(metrics: dict[str, Any]) -> Table:
     table = Table(title="AUC by hold-out and tier", title_justify="left")
     pieces = ["pooled", "head", "torso", "tail", "cold"]
-    for heading in ("hold-out", "action", "requests"):
-        table.add_column(heading)
+    for heading in ("hold-out", "action"):
+        table.add_column(heading, no_wrap=True)
     for heading in (*pieces, "oracle"):
         table.add_column(heading, justify="right")
     for holdout, tree in metrics.items():
@@ -356,7 +356,7 @@ def _metrics_table(metrics: dict[str, Any]) -> Table:
             slices = [tree["pooled"], *(tree["tiers"].get(piece, {}) for piece in pieces[1:])]
             oracle = tree["oracle"] or {}
             values = [piece.get(action, {}).get("auc") for piece in (*slices, oracle)]
-            table.add_row(holdout, action, f"{tree['requests']:,}", *map(_percent, values))
+            table.add_row(holdout, action, *map(_percent, values))
     return table
 
 
@@ -383,4 +383,4 @@ def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
+    return "\N{EN DASH}" if value is None else f"{100 * value:.2f}"

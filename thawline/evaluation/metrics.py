@@ -344,7 +344,7 @@ def _check(scored: Scored, trivial: Mapping[str, np.ndarray]) -> None:
             ~np.isfinite(scored.logits[:, index]),
             f"the model's {action} score is NaN or infinite",
             TrainingError,
-            "lower finetune.learning_rate and finetune.table_learning_rate or set "
+            "lower finetune.learning_rate and tables.item.learning_rate or set "
             "finetune.clip_norm, and fine-tune again",
         )
         _refuse(

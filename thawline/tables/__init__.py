@@ -2,6 +2,7 @@
 
 from thawline.tables.base import IdTable, Lookup
 from thawline.tables.local import LocalTable
-from thawline.tables.optimizers import RowOptimizer, RowWiseAdagrad
+from thawline.tables.optimizers import RowOptimizer, make_optimizer
+from thawline.tables.rules import RowRules
 
-__all__ = ["IdTable", "LocalTable", "Lookup", "RowOptimizer", "RowWiseAdagrad"]
+__all__ = ["IdTable", "LocalTable", "Lookup", "RowOptimizer", "RowRules", "make_optimizer"]

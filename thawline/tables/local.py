@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from thawline.errors import TrainingError
 from thawline.tables.optimizers import RowOptimizer, RowWiseAdagrad
+from thawline.tables.rules import RowRules
 
 
 class LocalTable:
@@ -20,6 +21,7 @@ class LocalTable:
         weight: Tensor,
         *,
         optimizer: RowOptimizer | None = None,
+        rules: RowRules | None = None,
         learning_rate: float = 0.02,
         trainable: bool = True,
         padding_row: int = 0,
@@ -29,6 +31,7 @@ class LocalTable:
         Args:
             weight: The rows; updated in place.
             optimizer: Row-wise Adagrad where None.
+            rules: On how rows may move beside the optimizer's step; none where None.
             learning_rate: Step size of the next update; a schedule may change it at any step.
             trainable: False starts frozen.
             padding_row: Set to zero now and never updated.
@@ -36,7 +39,8 @@ class LocalTable:
         self.weight = weight.detach()
         self.weight[padding_row] = 0.0
         self.padding_row = padding_row
-        self.optimizer = optimizer or RowWiseAdagrad(len(weight))
+        self.optimizer = optimizer or RowWiseAdagrad(len(weight), device=weight.device)
+        self.rules = rules or RowRules()
         self.learning_rate = learning_rate
         self._trainable = trainable
 
@@ -79,6 +83,20 @@ class LocalTable:
             ) from error
         return LocalLookup(self, rows, read.requires_grad_(self._trainable))
 
+    def update(self, rows: Tensor, grad: Tensor) -> None:
+        """One step of the distinct rows `[u]`, padding not among them, by gradients `[u, d]`."""
+        direction = self.optimizer.direction(rows, grad)
+        moved = None if self.optimizer.moves_every_row else rows
+        scale = self.rules.step_scale(moved)
+        if scale is not None:
+            direction = direction * scale
+        self.rules.regularize(self.weight, rows, self.learning_rate)
+        if moved is None:
+            self.weight.add_(direction, alpha=-self.learning_rate)
+        else:
+            self.weight.index_add_(0, rows, direction, alpha=-self.learning_rate)
+        self.rules.cap(self.weight, moved)
+
 
 @dataclass(frozen=True)
 class LocalLookup:
@@ -107,7 +125,7 @@ class LocalLookup:
         real = rows != self.table.padding_row
         if not real.all():
             rows, summed = rows[real], summed[real]
-        self.table.optimizer.update(self.table.weight, rows, summed, self.table.learning_rate)
+        self.table.update(rows, summed)
 
 
 def sum_by_row(rows: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,34 @@
-"""Optimizers of single rows: vectorized updates of the touched rows and nothing else."""
+"""Optimizers of single rows: vectorized directions for the touched rows and nothing else.
+
+Every update here is linear in the learning rate, so an optimizer gives a direction and the table
+multiplies it: the step is `-lr · direction`. State is float32.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+OptimizerName = Literal["row-wise-adagrad", "adagrad", "lazy-adam", "dense-adam", "sgd"]
+
 
 class RowOptimizer(Protocol):
-    """Turns the summed gradient of each touched row into its update."""
+    """Turns the summed gradient of each touched row into the direction of its step."""
 
-    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, learning_rate: float) -> None:
-        """Updates `weight[rows]` in place.
+    moves_every_row: bool
+    """True: directions come for the whole table, since rows without a gradient move too."""
+
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """Updates the state and gives the direction of the step.
 
         Args:
-            weight: The table, `[N, d]`.
             rows: Distinct rows, `[u]`, int64.
             grad: Their summed gradients, `[u, d]`, float32.
-            learning_rate: Step size.
+
+        Returns:
+            `[u, d]`; `[N, d]` where `moves_every_row`.
         """
         ...
 
@@ -35,34 +45,170 @@ class RowOptimizer(Protocol):
         ...
 
 
-class RowWiseAdagrad:
-    """Adagrad with one accumulator a row, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
+class _Stateful:
+    """State as tensors by name, all zero when fresh."""
 
-    For a touched row with summed gradient `g`: `G += mean(g²)`, then the row moves by
-    `-lr · g / (sqrt(G) + eps)`.
-    """
+    moves_every_row = False
 
-    def __init__(self, num_rows: int, *, eps: float = 1e-8) -> None:
-        """Makes the state of a table with `num_rows` rows."""
-        self.eps = eps
-        self.accumulator = torch.zeros(num_rows)
-
-    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, learning_rate: float) -> None:
-        """See `RowOptimizer.update`."""
-        mean_square = torch.linalg.vector_norm(grad, dim=1).square_().div_(grad.shape[1])
-        accumulated = self.accumulator.index_select(0, rows).add_(mean_square)
-        self.accumulator.index_copy_(0, rows, accumulated)
-        scale = accumulated.sqrt_().add_(self.eps).reciprocal_().mul_(-learning_rate)
-        weight.index_add_(0, rows, grad * scale[:, None])
+    def __init__(self, **state: Tensor) -> None:
+        self.state = state
 
     def reset(self) -> None:
         """See `RowOptimizer.reset`."""
-        self.accumulator.zero_()
+        for tensor in self.state.values():
+            tensor.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `RowOptimizer.state_dict`."""
-        return {"accumulator": self.accumulator}
+        return dict(self.state)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See `RowOptimizer.load_state_dict`."""
-        self.accumulator.copy_(state["accumulator"])
+        for name, tensor in self.state.items():
+            tensor.copy_(state[name])
+
+
+class Sgd(_Stateful):
+    """The direction is the gradient."""
+
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """See `RowOptimizer.direction`."""
+        return grad
+
+
+class RowWiseAdagrad(_Stateful):
+    """Adagrad with one accumulator a row, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
+
+    For a touched row with summed gradient `g`: `G += mean(g²)`, direction `g / (sqrt(G) + eps)`.
+    """
+
+    def __init__(
+        self, num_rows: int, *, eps: float = 1e-8, device: torch.device | None = None
+    ) -> None:
+        """Makes the state of a table with `num_rows` rows: 4 bytes a row."""
+        super().__init__(accumulator=torch.zeros(num_rows, device=device))
+        self.eps = eps
+
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """See `RowOptimizer.direction`."""
+        accumulator = self.state["accumulator"]
+        mean_square = torch.linalg.vector_norm(grad, dim=1).square_().div_(grad.shape[1])
+        accumulated = accumulator.index_select(0, rows).add_(mean_square)
+        accumulator.index_copy_(0, rows, accumulated)
+        return grad * accumulated.sqrt_().add_(self.eps).reciprocal_()[:, None]
+
+
+class Adagrad(_Stateful):
+    """Adagrad (Duchi et al. 2011) with an accumulator a coordinate, on the touched rows."""
+
+    def __init__(
+        self, num_rows: int, dim: int, *, eps: float = 1e-8, device: torch.device | None = None
+    ) -> None:
+        """Makes the state of a table `[num_rows, dim]`: as large as the table."""
+        super().__init__(accumulator=torch.zeros(num_rows, dim, device=device))
+        self.eps = eps
+
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """See `RowOptimizer.direction`."""
+        accumulator = self.state["accumulator"]
+        accumulated = accumulator.index_select(0, rows).addcmul_(grad, grad)
+        accumulator.index_copy_(0, rows, accumulated)
+        return grad / accumulated.sqrt_().add_(self.eps)
+
+
+class LazyAdam(_Stateful):
+    """Adam (Kingma & Ba 2015) on the touched rows alone, each with its own step count.
+
+    A row's moments and bias correction advance only when it has a gradient, so a row that thaws
+    late takes a first step of one learning rate a coordinate, as a fresh optimizer's would.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        dim: int,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        device: torch.device | None = None,
+    ) -> None:
+        """Makes the state of a table `[num_rows, dim]`: twice as large as the table."""
+        super().__init__(
+            first=torch.zeros(num_rows, dim, device=device),
+            second=torch.zeros(num_rows, dim, device=device),
+            steps=torch.zeros(num_rows, device=device),
+        )
+        self.betas = betas
+        self.eps = eps
+
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """See `RowOptimizer.direction`."""
+        first, second, steps = (
+            self.state[name].index_select(0, rows) for name in ("first", "second", "steps")
+        )
+        _advance_moments(first, second, grad, self.betas)
+        steps += 1
+        for name, value in (("first", first), ("second", second), ("steps", steps)):
+            self.state[name].index_copy_(0, rows, value)
+        correction = [1 - beta ** steps[:, None] for beta in self.betas]
+        return first / correction[0] / (second / correction[1]).sqrt_().add_(self.eps)
+
+
+class DenseAdam(_Stateful):
+    """`torch.optim.Adam` on the whole table: momentum moves every row that ever had a gradient.
+
+    Its cost grows with the table. It is here to be studied, since it is what many scripts use.
+    """
+
+    moves_every_row = True
+
+    def __init__(
+        self,
+        num_rows: int,
+        dim: int,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        device: torch.device | None = None,
+    ) -> None:
+        """Makes the state of a table `[num_rows, dim]`: twice as large as the table."""
+        super().__init__(
+            first=torch.zeros(num_rows, dim, device=device),
+            second=torch.zeros(num_rows, dim, device=device),
+            steps=torch.zeros((), device=device),
+        )
+        self.betas = betas
+        self.eps = eps
+
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """See `RowOptimizer.direction`."""
+        first, second, steps = (self.state[name] for name in ("first", "second", "steps"))
+        steps += 1
+        whole = torch.zeros_like(first).index_copy_(0, rows, grad)
+        _advance_moments(first, second, whole, self.betas)
+        correction = [1 - beta ** float(steps) for beta in self.betas]
+        return first / correction[0] / (second / correction[1]).sqrt_().add_(self.eps)
+
+
+def make_optimizer(
+    name: OptimizerName, num_rows: int, dim: int, *, device: torch.device | None = None
+) -> RowOptimizer:
+    """The optimizer of that name for a table `[num_rows, dim]`."""
+    match name:
+        case "row-wise-adagrad":
+            return RowWiseAdagrad(num_rows, device=device)
+        case "adagrad":
+            return Adagrad(num_rows, dim, device=device)
+        case "lazy-adam":
+            return LazyAdam(num_rows, dim, device=device)
+        case "dense-adam":
+            return DenseAdam(num_rows, dim, device=device)
+        case "sgd":
+            return Sgd()
+
+
+def _advance_moments(
+    first: Tensor, second: Tensor, grad: Tensor, betas: tuple[float, float]
+) -> None:
+    first.mul_(betas[0]).add_(grad, alpha=1 - betas[0])
+    second.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])

@@ -143,6 +143,6 @@ class Trainer:
             raise TrainingError(
                 f"the loss became {float(losses.total.detach())} at step {self.step} (epoch {epoch}); "
                 f"the batch's first request ids: {ids}",
-                "lower finetune.learning_rate or finetune.table_learning_rate, "
+                "lower finetune.learning_rate or tables.item.learning_rate, "
                 "or set finetune.clip_norm",
             )
