@@ -67,12 +67,13 @@ def compare_on_news(options: argparse.Namespace, folder: Path) -> None:
     ours = results["thawline"]
     show(
         f"news log: {ours['requests']:,} requests, history {news.HISTORY}",
-        ["", "seconds", "thawline takes", "peak MiB", "the same requests"],
+        ["", "seconds", "CPU seconds", "thawline is faster by", "peak MiB", "the same requests"],
         [
             [
                 name,
                 f"{result['seconds']:.1f}",
-                f"{ours['seconds'] / result['seconds']:.2f}x",
+                f"{result['cpu']:.1f}",
+                f"{result['seconds'] / ours['seconds']:.2f}x",
                 f"{result['peak_mib']:,.0f}",
                 "yes" if same(result, ours) else "NO",
             ]
@@ -105,11 +106,12 @@ def grow(options: argparse.Namespace, folder: Path) -> None:
     ]
     show(
         f"simulated feed, memory_limit {options.memory_limit}",
-        ["events", "seconds", "events/s", "peak MiB", "most spilled MiB"],
+        ["events", "seconds", "CPU seconds", "events/s", "peak MiB", "most spilled MiB"],
         [
             [
                 f"{count:,}",
                 f"{result['seconds']:.1f}",
+                f"{result['cpu']:.1f}",
                 f"{count / result['seconds']:,.0f}",
                 f"{result['peak_mib']:,.0f}",
                 f"{result['spilled_mib']:,.0f}",
