@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import DAY, HOUR, START, write_dataset
+from typer.testing import CliRunner
 
+from thawline.cli import app
 from thawline.config import Config, Negatives, parse_config
 from thawline.data import item_checks, request_checks
 from thawline.data.audit import audit, audited
@@ -20,6 +23,7 @@ from thawline.data.negatives import NegativeSampler
 from thawline.data.request_checks import Counts, count_candidates
 from thawline.data.trivial import trivial_scores
 from thawline.errors import ConfigError, DataError
+from thawline.stages import windows as stage
 
 TRAIN, TEST = START + DAY, START + 3 * DAY
 
@@ -135,6 +139,57 @@ def test_figures_are_numbers_by_finding_and_counts_by_severity(
     for finding in report.findings:
         assert figures[finding.name] == finding.figures
         assert all(np.isfinite(value) for value in finding.figures.values())
+
+
+class Recorder:
+    """Stands for an MLflow run: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Any] = {}
+        self.artifacts: list[str] = []
+
+    def log_params(self, params: dict[str, Any]) -> None:
+        """The params are another test's matter."""
+
+    def log_metrics(self, metrics: dict[str, Any]) -> None:
+        self.metrics |= metrics
+
+    def log_artifact(self, path: Path) -> None:
+        self.artifacts.append(path.name)
+
+
+def test_the_stage_stops_at_an_error_and_leaves_dataset_and_audit_to_look_at(
+    tmp_path: Path, tiny_clicks_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Recorder()
+    monkeypatch.setattr(stage, "stage_run", lambda *_: contextlib.nullcontext(run))
+    leak = tiny_clicks_config.negatives.model_copy(update={"catalogue_leak": True})
+    config = tiny_clicks_config.model_copy(update={"negatives": leak})
+    with pytest.raises(DataError, match="catalogue_leak: negatives"):
+        stage.run(config, tmp_path / "dataset")
+    assert run.metrics["audit"]["catalogue_leak"] == {"on": 1.0}
+    assert run.artifacts == ["manifest.json", "audit.json"]
+    report = AuditReport.read(tmp_path / "dataset" / "audit.json")
+    assert report is not None
+    assert report.data_version == Dataset.open(tmp_path / "dataset").manifest.data_version
+    # Another sampler on the same dataset is looked at anew.
+    stage.run(tiny_clicks_config, tmp_path / "dataset")
+    assert run.metrics["audit"]["error"] == 0
+
+
+def test_the_command_lists_every_finding_and_fails_at_an_error(
+    tmp_path: Path, tiny_clicks_dataset: Dataset
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("events: {path: log}\n", encoding="utf-8")
+    options = ["audit", "--config", str(path), "--dataset", str(tiny_clicks_dataset.root)]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    for name in ("history_leakage", "trivial_scorers", "popularity_drift"):
+        assert name in result.output
+    leaking = CliRunner().invoke(app, [*options, "--set", "negatives.catalogue_leak=true"])
+    assert isinstance(leaking.exception, DataError)
+    assert "catalogue_leak" in leaking.output
 
 
 # Requests.

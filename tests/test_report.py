@@ -74,6 +74,24 @@ def evaluation() -> dict[str, Any]:
         "dataset": MANIFEST,
         "facts": {"git_commit": "4db691c"},
         "timings": {"evaluate": 83.2},
+        "audit": {
+            "findings": [
+                {
+                    "name": "catalogue_leak",
+                    "severity": "error",
+                    "text": "negatives.catalogue_leak is on.",
+                    "remedy": "drop it",
+                    "waived": True,
+                },
+                {
+                    "name": "tier_sizes",
+                    "severity": "info",
+                    "text": "Items by tier: head 3.",
+                    "remedy": "",
+                    "waived": False,
+                },
+            ]
+        },
         "config": "seed: 4\n",
     }
 
@@ -174,6 +192,8 @@ def test_the_page_says_what_was_made_from_what(page: str) -> None:
         "HIT@3",
         "total loss head loss",
         "0.6000 0.4321",
+        "catalogue leak error, waived negatives.catalogue_leak is on. To do: drop it.",
+        "tier sizes info Items by tier: head 3.",
     ):
         assert words in text
 
@@ -202,6 +222,8 @@ def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) 
     }
     tree = holdout(3, actions=(HOSTILE,))
     tree["trivial"] = {HOSTILE: 0.9}
+    told = dict.fromkeys(("name", "severity", "text", "remedy"), HOSTILE)
+    hostile_finding = told | {"waived": False}
     hostile = {
         "title": HOSTILE,
         "metrics": {HOSTILE: tree},
@@ -213,6 +235,7 @@ def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) 
         "facts": {HOSTILE: HOSTILE},
         "timings": {HOSTILE: 1.0},
         "config": HOSTILE,
+        "audit": {"findings": [hostile_finding]},
     }
     reader = _Reader(render_report(hostile))
     assert not {"script", "img"} & set(reader.tags)

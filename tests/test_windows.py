@@ -557,9 +557,11 @@ def test_the_stage_logs_its_counts_and_the_data_version(tmp_path, recorder, tiny
     assert recorder.params["finetune_window"] == "2026-01-05 to 2026-01-07"
     assert recorder.metrics["items"] == manifest.num_items
     assert recorder.metrics["requests"] == manifest.requests
+    assert recorder.metrics["audit"]["error"] == 0
+    # The manifest and the audit.
     assert [json.loads(text)["data_version"] for text in recorder.artifacts] == [
         manifest.data_version
-    ]
+    ] * 2
 
 
 def test_a_stage_that_fails_leaves_the_earlier_dataset_and_nothing_else(

@@ -118,6 +118,39 @@ def windows(
         manifest = stage.run(settings, out)
     counts = ", ".join(f"{name} {count:,}" for name, count in manifest.requests.items())
     _say(f"dataset: {out} ({manifest.num_items:,} items; requests: {counts})")
+    rows = manifest.rows
+    if rows.buckets:
+        _say(
+            f"buckets: {rows.bucketed:,} rare items share {rows.buckets:,} rows, "
+            f"{rows.collision_rate or 0:.1%} of them with another"
+        )
+    if rows.evicted:
+        _say(f"evicted: {rows.evicted:,} items; {out / 'moved.parquet'} says which rows moved")
+    for day, late in manifest.late.items():
+        _say(
+            f"late: {day} was built from {late.built:,} events, the log holds {late.now:,} now; "
+            "--set windows.late=rebuild builds it anew"
+        )
+
+
+@app.command()
+def audit(
+    config: ConfigOption = None, overrides: SetOption = None, dataset: DatasetOption = None
+) -> None:
+    """Look a dataset through for what would make a model's figures untrue: leaks, drift, sizes."""
+    settings = _read(config, overrides)
+    from thawline.data.audit import audit as look_through
+    from thawline.data.manifest import Dataset
+
+    report = look_through(settings, Dataset.open(_input(settings, dataset, "dataset")))
+    table = Table(title=f"audit of {report.data_version[:12]}", title_justify="left", box=None)
+    for heading in ("finding", "severity", "what is the case"):
+        table.add_column(heading, overflow="fold")
+    for finding in report.findings:
+        severity = finding.severity + (", waived" if finding.waived else "")
+        table.add_row(finding.name, severity, _escape(finding.text))
+    _console().print(table)
+    report.require()
 
 
 @app.command()

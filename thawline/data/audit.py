@@ -149,11 +149,21 @@ def _of_manifest(dataset: Dataset) -> list[Finding]:
     """What the build itself has counted."""
     rejected = dataset.manifest.rejected
     listed = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items()) or "none"
+    late = dataset.manifest.late
+    events = sum(abs(day.now - day.built) for day in late.values())
     return [
         Finding(
             name="rejected_rows",
             severity="info",
             text=f"Rows of the log that could not be used: {listed}.",
             figures={reason.replace(" ", "_"): count for reason, count in rejected.items()},
-        )
+        ),
+        Finding(
+            name="late_events",
+            severity="warning" if late else "info",
+            text=f"Built days whose events have changed since, and that stayed as they were: "
+            f"{', '.join(late) or 'none'}.",
+            remedy="build these days anew with windows.late: rebuild" if late else "",
+            figures={"days": len(late), "events": events},
+        ),
     ]

@@ -37,6 +37,7 @@ def write_report(path: str | Path, evaluation: Tree) -> None:
               by objective, `item_share` (share of the epoch in which the table trained), `seconds`.
             - `model`: `model.json`.
             - `dataset`: `manifest.json`.
+            - `audit`: `audit.json`.
             - `facts`: what else to say about the run, by name, in order.
             - `timings`: seconds by stage or step, in order.
             - `config`: the config as YAML text, folded away at the end.
@@ -79,6 +80,7 @@ def render_report(evaluation: Tree) -> str:
         losses=list(epochs[-1].get("losses") or {}) if epochs else [],
         facts=_facts(model) | dict(evaluation.get("facts") or {}),
         dataset=_dataset(dataset) if dataset else None,
+        audit=(evaluation.get("audit") or {}).get("findings") or (),
         sampled=sampled,
         max_trivial=findings.MAX_TRIVIAL,
         timings=evaluation.get("timings") or {},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thawline.config import Config, dump_config
+from thawline.data.audit import audited
 from thawline.data.manifest import Dataset
 from thawline.errors import DataError
 from thawline.evaluation.gate import decide
@@ -39,6 +40,10 @@ def run(
     """Scores the model on each hold-out and writes the evaluation folder `out`.
 
     The folder holds `evaluation.json` (everything that the report shows) and `report.html`.
+
+    Raises:
+        DataError: A model of another dataset, or an error of the dataset's audit that `audit.waive`
+            does not name.
     """
     device = prepare_machine(config.runtime)
     data = Dataset.open(dataset)
@@ -49,6 +54,8 @@ def run(
             f"{dataset} is {data.manifest.data_version}",
             "evaluate a model on the dataset that it was trained on",
         )
+    audit = audited(config, data)
+    audit.require()
     with (
         stage_run(config, "evaluate", parent_run_id) as tracked,
         whole_folder(out) as folder,
@@ -64,6 +71,7 @@ def run(
             "epochs": epochs,
             "model": bundle.meta.model_dump(mode="json"),
             "dataset": data.manifest.model_dump(mode="json"),
+            "audit": audit.model_dump(mode="json"),
             "config": dump_config(config),
         }
         (folder / "evaluation.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")

@@ -9,15 +9,16 @@ from pathlib import Path
 from rich.console import Console
 
 from thawline.config import Config
+from thawline.data.audit import AUDIT_FILE, audited
 from thawline.data.inputs import local_inputs
-from thawline.data.manifest import Manifest
+from thawline.data.manifest import Dataset, Manifest
 from thawline.data.windows import build_dataset, inputs_version, unchanged
 from thawline.folders import resumable_folder
 from thawline.tracking.runs import stage_run
 
 
 def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest:
-    """Builds the dataset folder `out`; a simulated log lies in its folder `source`.
+    """Builds the dataset folder `out` and audits it; a simulated log lies in its folder `source`.
 
     Nothing is done where the dataset in `out` is the one that would be built. Where a build was
     killed, the next one goes on with the days that it had finished.
@@ -30,7 +31,8 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
 
     Raises:
         BusyError: Another process builds the same folder.
-        DataError: A log that cannot be read or used, or a window without data.
+        DataError: A log that cannot be read or used, a window without data, or an error of the
+            audit that `audit.waive` does not name; the dataset and its `audit.json` stay then.
         TrackingError: MLflow cannot be reached.
     """
     with (
@@ -57,6 +59,8 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
         tracked.log_metrics(
             {
                 "items": manifest.num_items,
+                "items_in_buckets": manifest.rows.bucketed,
+                "collision_rate": manifest.rows.collision_rate,
                 "requests": manifest.requests,
                 "sequences": manifest.sequences,
                 "rejected": sum(manifest.rejected.values()),
@@ -64,6 +68,11 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
             }
         )
         tracked.log_artifact(Path(out) / "manifest.json")
+        report = audited(config, Dataset.open(out))
+        report.write(Path(out) / AUDIT_FILE)
+        tracked.log_metrics({"audit": report.figures()})
+        tracked.log_artifact(Path(out) / AUDIT_FILE)
+        report.require()
     return manifest
 
 
