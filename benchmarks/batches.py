@@ -76,13 +76,21 @@ def compare(dataset: Path, source: str) -> None:
     rate = {name: result["requests"] / result["seconds"] for name, result in results.items()}
     show(
         f"training requests in batches of {BATCH}: {source}",
-        ["", "requests/s", "thawline is faster by", "first batch, ms", "peak MiB"],
+        [
+            "",
+            "requests/s",
+            "thawline is faster by",
+            "first batch, ms",
+            "CPU us a request",
+            "peak MiB",
+        ],
         [
             [
                 name,
                 f"{rate[name]:,.0f}",
                 f"{rate['thawline'] / rate[name]:.2f}x",
                 f"{1e3 * result['first']:.0f}" if "first" in result else "",
+                f"{1e6 * result['cpu'] / result['read']:.1f}" if "read" in result else "",
                 f"{result['peak_mib']:,.0f}",
             ]
             for name, result in results.items()
@@ -169,6 +177,7 @@ def read_thawline(dataset: str, *, negatives: bool) -> None:
             requests += sum(len(batch) for batch in batches)
             seconds.append(time.perf_counter() - started)
         result |= {"requests": requests, "seconds": min(seconds), "first": min(firsts)}
+        result["read"] = EPOCHS * requests
 
 
 def training_files(dataset: str) -> tuple[list[Path], list[str], int]:
@@ -196,7 +205,7 @@ def scan(dataset: str, *, threads: bool) -> None:
             scanner = table.scanner(columns=["held_out", *columns], use_threads=threads)
             requests = sum(batch["held_out"].false_count for batch in scanner.to_batches())
             seconds.append(time.perf_counter() - started)
-        result |= {"requests": requests, "seconds": min(seconds)}
+        result |= {"requests": requests, "seconds": min(seconds), "read": EPOCHS * requests}
 
 
 def read_rows(dataset: str, *, workers: int) -> None:
