@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -377,40 +378,45 @@ def _show_result(settings: Config, result: Any) -> None:
     console.print(summary, soft_wrap=True)
 
 
-def _metrics_table(metrics: dict[str, Any]) -> Table:
-    table = Table(title="AUC by hold-out and tier", title_justify="left")
-    pieces = ["pooled", "head", "torso", "tail", "cold"]
-    for heading in ("hold-out", "action"):
+PIECES = ("pooled", "head", "torso", "tail", "cold")
+
+
+def _auc_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in texts:
         table.add_column(heading, no_wrap=True)
-    for heading in (*pieces, "oracle"):
-        table.add_column(heading, justify="right")
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _aucs(tree: dict[str, Any], action: str) -> list[str]:
+    slices = [tree["pooled"], *(tree["tiers"].get(piece, {}) for piece in PIECES[1:])]
+    return [_percent(piece.get(action, {}).get("auc")) for piece in slices]
+
+
+def _metrics_table(metrics: dict[str, Any]) -> Table:
+    table = _auc_table("AUC by hold-out and tier", ("hold-out", "action"), (*PIECES, "oracle"))
     for holdout, tree in metrics.items():
         for action in tree["pooled"]:
-            slices = [tree["pooled"], *(tree["tiers"].get(piece, {}) for piece in pieces[1:])]
-            oracle = tree["oracle"] or {}
-            values = [piece.get(action, {}).get("auc") for piece in (*slices, oracle)]
-            table.add_row(holdout, action, *map(_percent, values))
+            oracle = (tree["oracle"] or {}).get(action, {}).get("auc")
+            table.add_row(holdout, action, *_aucs(tree, action), _percent(oracle))
     return table
 
 
 def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"{settings.finetune.recipe}: AUC after each epoch", title_justify="left")
-    for heading in ("epoch", "table trains", "hold-out", "action"):
-        table.add_column(heading)
-    pieces = ["pooled", "head", "torso", "tail", "cold"]
-    for heading in ("loss", *pieces):
-        table.add_column(heading, justify="right")
+    title = f"{settings.finetune.recipe}: AUC after each epoch"
+    table = _auc_table(title, ("epoch", "table", "hold-out", "action"), ("loss", *PIECES))
     for epoch in epochs:
         for holdout, tree in epoch["metrics"].items():
             for action in tree["pooled"]:
-                slices = [tree["pooled"], *(tree["tiers"].get(piece, {}) for piece in pieces[1:])]
                 table.add_row(
                     str(epoch["epoch"] + 1),
                     f"{epoch['item_share']:.0%}",
                     holdout,
                     action,
                     f"{epoch['losses']['total']:.4f}",
-                    *(_percent(piece.get(action, {}).get("auc")) for piece in slices),
+                    *_aucs(tree, action),
                 )
     return table
 
