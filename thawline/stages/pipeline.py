@@ -7,8 +7,8 @@ from pathlib import Path
 
 from thawline.config import Config
 from thawline.stages import evaluate, finetune, pretrain, register, windows
+from thawline.stages.check import check
 from thawline.tracking import runs
-from thawline.training.schedule import make_schedule
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,6 @@ class RunResult:
     passed: bool
     reasons: list[str] = field(default_factory=list)
     parent_run_id: str = ""
-
-
-def check(config: Config) -> None:
-    """Fails now over what would otherwise fail after hours: the recipe, MLflow, the model's name.
-
-    Raises:
-        ThawlineError: Something cannot work.
-    """
-    make_schedule(config.finetune.recipe, config.finetune.epochs)
-    runs.check(config)
 
 
 def run(config: Config) -> RunResult:

@@ -13,7 +13,7 @@ import thawline
 from thawline.config import Config, dump_config, parse_config
 from thawline.data.sources import find_files
 from thawline.data.storage import is_remote, list_files
-from thawline.stages.pipeline import check
+from thawline.stages.check import check
 from thawline.tracking import pipeline
 
 UNCHANGED = ("", -1)
