@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import datetime
 import operator
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -21,10 +22,18 @@ import ibis.expr.types as ir
 from ibis.backends.duckdb import Backend
 
 from thawline.config import Events, Windows
+from thawline.data.encoding import is_about_encoding, mend
 from thawline.data.engine import keep
 from thawline.data.grouping import group_by_gap, merge_rows
 from thawline.data.mapping import ColumnMapping, needed_columns
-from thawline.data.sources import decide_format, find_files, open_csv, open_parquet, reading
+from thawline.data.sources import (
+    Format,
+    decide_format,
+    find_files,
+    open_csv,
+    open_parquet,
+    reading,
+)
 from thawline.errors import ConfigError, DataError
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -88,24 +97,43 @@ def read_events(engine: Backend, settings: Events, windows: Windows) -> EventLog
         raise DataError("events.path is not set", "set it to a file, a folder or a glob")
     files = find_files(settings.path)
     kind = decide_format(settings, files)
-    needed = needed_columns(settings)
-    if kind == "parquet":
-        raw = open_parquet(engine, files, needed)
-    else:
-        raw = open_csv(engine, files, settings, needed)
     where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-    with reading(files, kind, needed):
-        mapping = ColumnMapping(raw, settings, where)
-        mapping.check()
-        staged = mapping.canonical(windows.holdout_users, _latest(settings))
-        staged = keep(engine, "staged", staged)
+    try:
+        staged, hashed = _stage(engine, files, kind, settings, windows, where)
+    except DataError as error:
+        if not is_about_encoding(error):
+            raise
+        with tempfile.TemporaryDirectory() as folder:
+            mended = mend(files, kind, Path(folder))
+            staged, hashed = _stage(engine, mended, kind, settings, windows, where)
     staged, rejected, counts = _reject(engine, staged, settings, windows, where)
     if settings.actions_in_rows:
         staged = merge_rows(engine, staged, settings)
     if settings.request_gap_seconds is not None:
         staged = group_by_gap(engine, staged, round(settings.request_gap_seconds * 1e6))
-    hashed = mapping.textual.get("request_id", False)
     return EventLog(staged, rejected, counts, files, hashed)
+
+
+def _stage(
+    engine: Backend,
+    files: Sequence[Path],
+    kind: Format,
+    settings: Events,
+    windows: Windows,
+    where: str,
+) -> tuple[ir.Table, bool]:
+    """Every row with its canonical columns and why it is rejected; whether requests are hashed."""
+    needed = needed_columns(settings)
+    if kind == "parquet":
+        raw = open_parquet(engine, files, needed)
+    else:
+        raw = open_csv(engine, files, settings, needed)
+    with reading(files, kind, needed):
+        mapping = ColumnMapping(raw, settings, where)
+        mapping.check()
+        staged = mapping.canonical(windows.holdout_users, _latest(settings))
+        staged = keep(engine, "staged", staged)
+    return staged, mapping.textual.get("request_id", False)
 
 
 def _reject(
