@@ -1,0 +1,50 @@
+"""The one config tree: the same YAML for the command, the library and the pipeline.
+
+Every key has a default but the source of events. Unknown keys are refused. What a key means is
+said in its `description`, which `thawline config --schema` prints.
+"""
+
+from thawline.config.events import Action, Columns, Events, Simulate
+from thawline.config.presets import PRESETS
+from thawline.config.running import Audit, Evaluation, FindingName, Gate, Runtime, Tracking
+from thawline.config.text import dump_config, load_config, parse_config
+from thawline.config.training import (
+    GRADIENT_PATHS,
+    Finetune,
+    GradientPath,
+    ItemTable,
+    Model,
+    Pretrain,
+    Tables,
+)
+from thawline.config.tree import Config
+from thawline.config.windows import CatalogRows, Negatives, Tiers, Windows
+
+__all__ = [
+    "GRADIENT_PATHS",
+    "PRESETS",
+    "Action",
+    "Audit",
+    "CatalogRows",
+    "Columns",
+    "Config",
+    "Evaluation",
+    "Events",
+    "FindingName",
+    "Finetune",
+    "Gate",
+    "GradientPath",
+    "ItemTable",
+    "Model",
+    "Negatives",
+    "Pretrain",
+    "Runtime",
+    "Simulate",
+    "Tables",
+    "Tiers",
+    "Tracking",
+    "Windows",
+    "dump_config",
+    "load_config",
+    "parse_config",
+]

@@ -1,0 +1,50 @@
+"""The whole tree."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from thawline.config.base import Section
+from thawline.config.events import Events, Simulate
+from thawline.config.running import Audit, Evaluation, Gate, Runtime, Tracking
+from thawline.config.training import Finetune, Model, Pretrain, Tables
+from thawline.config.windows import Negatives, Windows
+
+
+class Config(Section):
+    """Everything a run needs."""
+
+    seed: int = 0
+    workdir: str = Field("runs", description="Local folder for all outputs of local runs.")
+    simulate: Simulate | None = None
+    events: Events = Events(preset="feed")
+    windows: Windows = Windows()
+    negatives: Negatives = Negatives()
+    audit: Audit = Audit()
+    model: Model = Model()
+    tables: Tables = Tables()
+    pretrain: Pretrain = Pretrain()
+    finetune: Finetune = Finetune()
+    evaluation: Evaluation = Evaluation()
+    gate: Gate = Gate()
+    tracking: Tracking = Tracking()
+    runtime: Runtime = Runtime()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Config:
+        sources = {
+            "events.path": self.events.path,
+            "events.table": self.events.table,
+            "simulate": self.simulate,
+        }
+        named = [name for name, source in sources.items() if source is not None]
+        if "://" in self.workdir:
+            raise ValueError(
+                f"workdir ({self.workdir}) must be a local folder; the stages' commands take URLs "
+                "for what they read and write"
+            )
+        if not named:
+            raise ValueError("set events.path to a log, or a simulate section to make one")
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} are both set; keep one")
+        return self
