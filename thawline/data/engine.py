@@ -93,9 +93,9 @@ def _open_spark(windows: Windows, runtime: Runtime, scratch: Path) -> Iterator[B
     engine = spark.connect(windows, runtime, scratch)
     try:
         yield engine
-    except spark.PySparkException as error:
+    except spark.ERRORS as error:
         raise DataError(
-            f"the data stage failed in Spark: {first_line(error)}",
+            f"the data stage failed in Spark: {spark.reason(error)}",
             f"if memory ran out, raise windows.memory_limit (now {windows.memory_limit}) or the "
             "executors' memory in windows.spark; else look into Spark's log",
         ) from error
@@ -123,7 +123,7 @@ def of_input(error: Exception) -> bool:
         return not isinstance(error, OURS)
     # Spark's errors without importing it: a query that it refuses is an AnalysisException.
     names = {kind.__name__ for kind in type(error).__mro__}
-    return "PySparkException" in names and "AnalysisException" not in names
+    return bool(names & {"PySparkException", "Py4JJavaError"}) and "AnalysisException" not in names
 
 
 def first_line(error: Exception) -> str:

@@ -285,6 +285,9 @@ class ColumnMapping:
             column = column.isnan().ifelse(ibis.null(column.type()), column)
             whole = (column == column.floor()) & (column.abs() < 2.0**53)
             return whole.ifelse(column.try_cast("int64").cast("string"), column.cast("string"))
+        if column.type().is_timestamp():
+            # Some engines write the time zone, others do not.
+            column = column.cast("timestamp")
         return column.cast("string")
 
     def _id(self, key: str) -> ir.Value:

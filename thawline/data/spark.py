@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,16 @@ from ibis.backends.pyspark.datatypes import PySparkSchema
 from ibis.backends.sql.compilers.pyspark import PySparkCompiler
 from ibis.common.exceptions import UnsupportedOperationError
 from ibis.util import gen_name
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from thawline.config import Runtime, Windows
+from thawline.data.packing import COLUMN, pack, unpack
 from thawline.errors import ConfigError
 
-__all__ = ["PySparkException", "SparkEngine", "connect"]
+ERRORS = (PySparkException, Py4JJavaError)
+"""What a query that fails in Spark raises."""
 
 FUNCTIONS = {
     # The first 60 bits, then 3 of the next 4: a signed integer cannot take all 64.
@@ -139,10 +142,10 @@ class SparkEngine(Backend):
         frame = self._session.read.parquet(*map(location, files))
         schema = pq.read_schema(files[0])
         for field in schema:
-            # Spark reads nanoseconds as integers, and only where it is told to.
+            # Spark reads nanoseconds as integers, where it is told to; DuckDB rounds them.
             if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
                 micros = functions.timestamp_micros(
-                    functions.expr(f"`{field.name.replace('`', '``')}` DIV 1000")
+                    functions.expr(f"(`{field.name.replace('`', '``')}` + 500) DIV 1000")
                 )
                 frame = frame.withColumn(field.name, micros)
         return self.view(gen_name("parquet"), frame)
@@ -186,23 +189,15 @@ class SparkEngine(Backend):
 
     def stream(self, table: ir.Table, rows: int) -> Iterator[pa.RecordBatch]:
         """A result in order, in the memory of one of Spark's partitions at a time."""
-        packed = self.frame(table).mapInArrow(_pack, "batch binary")
+        packed = self.frame(table).mapInArrow(pack, f"{COLUMN} binary")
         for row in packed.toLocalIterator():
-            for batch in pa.ipc.open_stream(row.batch):
+            for batch in unpack(row[COLUMN]):
                 yield from _as_declared(pa.Table.from_batches([batch]), table).to_batches(rows)
 
     def disconnect(self) -> None:
         """Ends the session if it was started here."""
         if self.owned:
             super().disconnect()
-
-
-def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        yield pa.RecordBatch.from_pydict({"batch": [sink.getvalue().to_pybytes()]})
 
 
 def _as_declared(result: pa.Table, table: ir.Table) -> pa.Table:
@@ -249,6 +244,7 @@ def connect(windows: Windows, runtime: Runtime, scratch: Path) -> SparkEngine:
             # Else the workers are whatever `python3` is on the PATH.
             session.sparkContext.pythonExec = sys.executable
         engine = SparkEngine()
+        engine.register_options()
         engine.do_connect(session)
     except Exception as error:
         raise ConfigError(
@@ -257,6 +253,13 @@ def connect(windows: Windows, runtime: Runtime, scratch: Path) -> SparkEngine:
         ) from error
     engine.owned = running is None
     return engine
+
+
+def reason(error: Exception) -> str:
+    """What lies at the bottom of an error of Spark, in a line."""
+    lines = str(error).splitlines()
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    return causes[-1].removeprefix("Caused by: ") if causes else (lines or [""])[0]
 
 
 def location(file: Path) -> str:
