@@ -2,14 +2,18 @@
 
 import shutil
 import sys
+from pathlib import Path
 
 import ibis
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from test_windows import config_for, random_log, write_log
+from typer.testing import CliRunner
 
 import thawline.data
+from thawline import cli
 from thawline.config import Config, Runtime, Windows
 from thawline.data.engine import epoch_us, hash63, open_engine, stream, text_epoch_us, text_float
 from thawline.data.manifest import Dataset
@@ -260,3 +264,39 @@ def test_sizes_are_told_to_java():
     assert java_size("4 GB") == "3814m"
     with pytest.raises(ConfigError, match="is not a size"):
         java_size("much")
+
+
+def test_a_cluster_reads_what_was_fetched_from_where_it_came(tmp_path):
+    location = pytest.importorskip("thawline.data.spark").location
+    fetched = tmp_path / ".dataset.inputs" / ".fetched" / "s3" / "logs" / "day=1" / "0.parquet"
+    assert location(fetched, cluster=True) == "s3a://logs/day=1/0.parquet"
+    assert location(fetched, cluster=False) == f"file://{fetched}"
+    assert location(tmp_path / "0.parquet", cluster=True) == f"file://{tmp_path}/0.parquet"
+
+
+def test_the_spark_application_runs_a_command_that_exists():
+    folder = Path(__file__).parent.parent / "k8s" / "spark"
+    application = yaml.safe_load((folder / "windows.yaml").read_text())
+    spec = application["spec"]
+    pyspark = pytest.importorskip("pyspark")
+    assert spec["sparkVersion"] == pyspark.__version__
+    assert spec["mainApplicationFile"].endswith("k8s/spark/main.py")
+    assert "from thawline.cli import main" in (folder / "main.py").read_text()
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (generated,) = kustomization["configMapGenerator"]
+    config = generated["files"][0].partition("=")[2]
+    command = [
+        str(folder / config) if word == "/etc/thawline/config.yaml" else word
+        for word in spec["arguments"]
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        seen = []
+        patch.setattr(
+            "thawline.stages.windows.run", lambda settings, out: seen.append(settings) or 1 / 0
+        )
+        result = CliRunner().invoke(cli.app, [word.strip("<>") for word in command])
+    assert isinstance(result.exception, ZeroDivisionError), result.output
+    (settings,) = seen
+    assert settings.windows.engine == "spark"
+    assert settings.events.path.startswith("s3://")
+    assert settings.workdir == "/work"

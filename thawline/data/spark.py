@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from thawline.config import Runtime, Windows
 from thawline.data.packing import COLUMN, pack, unpack
+from thawline.data.storage import origin
 from thawline.errors import ConfigError
 
 ERRORS = (PySparkException, Py4JJavaError)
@@ -137,9 +138,13 @@ class SparkEngine(Backend):
         frame.createOrReplaceTempView(name)
         return self.table(name)
 
+    def _locations(self, files: Sequence[Path]) -> list[str]:
+        cluster = not (self._session.sparkContext.master or "").startswith("local")
+        return [location(file, cluster=cluster) for file in files]
+
     def open_parquet(self, files: Sequence[Path]) -> ir.Table:
         """A table over Parquet files of one schema, the first one's."""
-        frame = self._session.read.parquet(*map(location, files))
+        frame = self._session.read.parquet(*self._locations(files))
         schema = pq.read_schema(files[0])
         for field in schema:
             # Spark reads nanoseconds as integers, where it is told to; DuckDB rounds them.
@@ -161,7 +166,7 @@ class SparkEngine(Backend):
             reader = reader.schema(
                 ", ".join(f"`{name.replace('`', '``')}` STRING" for name in header)
             )
-        return self.view(gen_name("csv"), reader.csv([location(file) for file in files]))
+        return self.view(gen_name("csv"), reader.csv(self._locations(files)))
 
     def create_table(self, name: str, /, obj: Any = None, **options: Any) -> ir.Table:
         """With `temp=True`, runs a query now and keeps its rows in memory, or on disk.
@@ -262,9 +267,13 @@ def reason(error: Exception) -> str:
     return causes[-1].removeprefix("Caused by: ") if causes else (lines or [""])[0]
 
 
-def location(file: Path) -> str:
-    """Where Spark finds a file, whatever its own default file system is."""
-    return f"file://{file.absolute()}"
+def location(file: Path, *, cluster: bool) -> str:
+    """Where Spark finds a file, whatever its own default file system is.
+
+    On a cluster, the executors read what was fetched here from where it came.
+    """
+    url = origin(file) if cluster else None
+    return url.replace("s3://", "s3a://", 1) if url else f"file://{file.absolute()}"
 
 
 def java_size(size: str) -> str:

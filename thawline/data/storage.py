@@ -41,6 +41,15 @@ FETCHED = ".fetched"
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
+def origin(file: Path) -> str | None:
+    """The URL from which a file of a log was fetched; None for one that was here from the start."""
+    parts = file.absolute().parts
+    if FETCHED not in parts:
+        return None
+    scheme, *path = parts[parts.index(FETCHED) + 1 :]
+    return f"{scheme}://{'/'.join(path)}"
+
+
 def is_remote(location: str | Path) -> bool:
     """Whether a location is a URL of one of `SCHEMES`."""
     return isinstance(location, str) and location.partition("://")[0] in SCHEMES
