@@ -112,10 +112,10 @@ def days_built(steps):
 
 
 def contents(root):
-    """Every file of a dataset but its manifest."""
+    """Every file of a dataset but its manifest and its audit."""
     files = sorted(file for file in Path(root).rglob("*") if file.is_file())
     return {
         str(file.relative_to(root)): file.read_bytes()
         for file in files
-        if file.name != "manifest.json"
+        if file.name not in ("manifest.json", "audit.json")
     }

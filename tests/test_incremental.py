@@ -51,7 +51,11 @@ def inodes(dataset, days):
 
 
 def written(root):
-    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in root.rglob("*")}
+    return {
+        file: (file.stat().st_ino, file.stat().st_mtime_ns)
+        for file in root.rglob("*")
+        if file.name != "audit.json"
+    }
 
 
 @BOTH
@@ -194,12 +198,13 @@ def test_the_days_that_labels_may_still_come_for_are_built_again(tmp_path):
 @pytest.fixture
 def runs(monkeypatch):
     class Recorder:
-        metrics = None
+        def __init__(self):
+            self.metrics = {}
 
         def log_params(self, params): ...
 
         def log_metrics(self, metrics):
-            self.metrics = metrics
+            self.metrics |= metrics
 
         def log_artifact(self, path): ...
 
@@ -242,6 +247,29 @@ def test_a_simulated_dataset_is_not_simulated_again(tmp_path, runs, monkeypatch,
     first = stage.run(tiny_config, tmp_path / "dataset")
     monkeypatch.setattr(stage, "build_dataset", None)
     assert stage.run(tiny_config, tmp_path / "dataset") == first
+
+
+def test_the_registered_champion_is_extended_once_there_is_one(tmp_path, runs, monkeypatch):
+    log = write_days(tmp_path / "log", range(7))
+    config = config_for(log, previous="models:/ranker@champion")
+    monkeypatch.setattr(stage, "fetch_catalog", lambda *_: None)
+    first = stage.run(config, tmp_path / "first")
+    assert first.parent == ""
+    model = model_folder(Dataset.open(tmp_path / "first"), tmp_path / "model")
+    asked = []
+
+    def fetch(config, uri, folder):
+        asked.append(uri)
+        return model
+
+    monkeypatch.setattr(stage, "fetch_catalog", fetch)
+    write_days(log, [7])
+    moved = config_for(log, end="2026-03-08", previous="models:/ranker@champion")
+    second = stage.run(moved, tmp_path / "second")
+    assert asked == ["models:/ranker@champion"]
+    assert second.parent != ""
+    new = Dataset.open(tmp_path / "second").catalog
+    assert new.extends(Dataset.open(tmp_path / "first").catalog)
 
 
 def test_another_previous_catalog_is_another_input(tmp_path):

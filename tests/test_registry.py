@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlflow_helpers import INT_IDS, STRING_IDS, make_config, write_evaluation, write_model
 
+from thawline.data.previous import read_previous
 from thawline.errors import TrackingError
 from thawline.stages import register
 from thawline.tracking import registry, runs
@@ -225,6 +226,23 @@ def test_a_fresh_process_without_pickle_and_without_thawline_scores_the_same(
     for row, wanted in enumerate(by_hand(bundle, requests)):
         found = np.array([scores["save"][row], scores["click"][row]]).T
         np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_the_catalog_of_the_champion_is_fetched_without_its_weights(
+    sqlite_config, folders, tmp_path
+):
+    uri = f"models:/{NAME}@champion"
+    assert registry.fetch_catalog(sqlite_config, uri, tmp_path / "none") is None
+    register.run(sqlite_config, *folders)
+    assert registry.fetch_catalog(sqlite_config, f"models:/{NAME}@other", tmp_path) is None
+    for number, name in enumerate((uri, f"models:/{NAME}/1")):
+        (tmp_path / str(number)).mkdir()
+        folder = registry.fetch_catalog(sqlite_config, name, tmp_path / str(number))
+        assert sorted(file.name for file in folder.iterdir()) == ["catalog.parquet", "model.json"]
+        previous = read_previous(folder)
+        assert previous.catalog.item_id.to_pylist() == INT_IDS
+    with pytest.raises(TrackingError, match=f"fetching the catalog of models:/{NAME}/7"):
+        registry.fetch_catalog(sqlite_config, f"models:/{NAME}/7", tmp_path)
 
 
 def test_the_registered_model_holds_no_pickle(sqlite_config, folders, tmp_path):

@@ -65,7 +65,9 @@ class Windows(Section):
     previous: str | None = Field(
         None,
         description="A dataset or model folder whose catalog and vocabularies are extended, so "
-        "that its rows keep their meaning. Days that it has built already are taken from it.",
+        "that its rows keep their meaning. Days that it has built already are taken from it. "
+        "models:/<name>@<alias> is a registered model; while no version has the alias, the items "
+        "are numbered anew.",
     )
     late: Literal["report", "rebuild"] = Field(
         "report",

@@ -226,9 +226,10 @@ class _Build:
 
     def _plan(self, events: ir.Table, spans: Spans, context: dict[str, list[str]]) -> Plan:
         self.on_step("looking for built days")
-        catalog = Catalog.read(self.root / "catalog.parquet")
         fitting = [Source(dataset) for dataset in self.sources]
-        fitting = [source for source in fitting if source.fits(catalog, context)]
+        if fitting:
+            catalog = Catalog.read(self.root / "catalog.parquet")
+            fitting = [source for source in fitting if source.fits(catalog, context)]
         ends = [span_of(spans.finetune)[1], span_of(spans.test)[1]]
         truth = self.config.events.truth
         prints = fingerprints(find_files(truth, "events.truth")) if truth else []

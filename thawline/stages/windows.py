@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,11 @@ from thawline.data.inputs import local_inputs
 from thawline.data.manifest import Dataset, Manifest
 from thawline.data.windows import build_dataset, inputs_version, unchanged
 from thawline.folders import resumable_folder
+from thawline.tracking.registry import fetch_catalog
 from thawline.tracking.runs import stage_run
+
+REGISTERED = "models:/"
+"""How `windows.previous` begins where it names a registered model."""
 
 
 def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest:
@@ -24,7 +29,8 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
     killed, the next one goes on with the days that it had finished.
 
     Args:
-        config: The whole config; see `build_dataset` for what matters. Remote inputs are fetched.
+        config: The whole config; see `build_dataset` for what matters. Remote inputs are fetched,
+            and so is the catalog of a registered model that `windows.previous` names.
         out: What stood there before is replaced once the new dataset is complete; days of it that
             are still right are taken over.
         parent_run_id: The MLflow run of the pipeline.
@@ -37,7 +43,8 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
     """
     with (
         stage_run(config, "windows", parent_run_id) as tracked,
-        local_inputs(config, Path(out)) as local,
+        _with_registered(config) as known,
+        local_inputs(known, Path(out)) as local,
     ):
         inputs = inputs_version(local)
         manifest = unchanged(local, Path(out), inputs)
@@ -74,6 +81,19 @@ def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest
         tracked.log_artifact(Path(out) / AUDIT_FILE)
         report.require()
     return manifest
+
+
+@contextmanager
+def _with_registered(config: Config) -> Iterator[Config]:
+    """The config with the catalog of a registered model as a folder, while the block runs."""
+    previous = config.windows.previous
+    if previous is None or not previous.startswith(REGISTERED):
+        yield config
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = fetch_catalog(config, previous, Path(folder))
+        windows = config.windows.model_copy(update={"previous": found and str(found)})
+        yield config.model_copy(update={"windows": windows})
 
 
 @contextmanager
