@@ -23,6 +23,7 @@ from thawline.data.negatives import NegativeSampler
 from thawline.data.request_checks import Counts, count_candidates
 from thawline.data.trivial import trivial_scores
 from thawline.errors import ConfigError, DataError
+from thawline.stages import finetune
 from thawline.stages import windows as stage
 
 TRAIN, TEST = START + DAY, START + 3 * DAY
@@ -175,6 +176,15 @@ def test_the_stage_stops_at_an_error_and_leaves_dataset_and_audit_to_look_at(
     # Another sampler on the same dataset is looked at anew.
     stage.run(tiny_clicks_config, tmp_path / "dataset")
     assert run.metrics["audit"]["error"] == 0
+
+
+def test_fine_tuning_refuses_a_sampler_that_leaks_before_it_reads_a_table(
+    tmp_path: Path, tiny_clicks_dataset: Dataset, tiny_clicks_config: Config
+) -> None:
+    leak = tiny_clicks_config.negatives.model_copy(update={"catalogue_leak": True})
+    config = tiny_clicks_config.model_copy(update={"negatives": leak})
+    with pytest.raises(DataError, match="catalogue_leak: negatives"):
+        finetune.run(config, tiny_clicks_dataset.root, tmp_path / "nowhere", tmp_path / "model")
 
 
 def test_the_command_lists_every_finding_and_fails_at_an_error(

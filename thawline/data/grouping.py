@@ -17,7 +17,9 @@ def merge_rows(engine: Backend, events: ir.Table, settings: Events) -> ir.Table:
         name for name in ("user_id", "item_id", "timestamp", "request_id") if name in events.columns
     ]
     rest = [name for name in events.columns if name not in {*flags, *keys}]
-    order = [events[name].desc() for name in flags] + [events[name] for name in rest]
+    # Of what differs between the rows, the impression's counts. (Not every engine collects in
+    # falling order.)
+    order = [~events[name] for name in flags] + [events[name] for name in rest]
     merged = events.group_by(keys).aggregate(
         **{name: events[name].any() for name in flags},
         **{name: events[name].first(order_by=order, include_null=True) for name in rest},

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thawline.config import Config, ItemTable
+from thawline.data.audit import audited
 from thawline.data.batches import RequestReader
 from thawline.data.manifest import FIRST_ROW, Catalog, Dataset
 from thawline.data.negatives import NegativeSampler
@@ -41,11 +42,16 @@ def run(
     Returns:
         What the folder's `epochs.json` holds: for each epoch its losses, times, the share of it in
         which the table trained, and the metrics of each hold-out.
+
+    Raises:
+        DataError: An error of the dataset's audit that `audit.waive` does not name.
     """
     device = prepare_machine(config.runtime)
     settings = config.finetune
     schedule = make_schedule(settings.recipe, settings.epochs)
     data = Dataset.open(dataset)
+    # Hours before the evaluation would refuse it.
+    audited(config, data).require()
     meta = Meta.of(
         data,
         config.model,
