@@ -152,6 +152,7 @@ class Worker(IterableDataset[list[int]]):
             yield batch.request_id.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # On a machine of one core.
 def test_the_workers_of_a_data_loader_share_their_ranks_requests(clicks: Dataset) -> None:
     loader = DataLoader(Worker(clicks.root), batch_size=None, num_workers=2)
     read = [index for batch in loader for index in batch]
