@@ -65,10 +65,10 @@ def main() -> None:
                 run_apart(__file__, "--one", "build feed", str(events), str(dataset))
         else:
             source = str(dataset)
-        compare(dataset, source)
+        compare(dataset, source, options.quick)
 
 
-def compare(dataset: Path, source: str) -> None:
+def compare(dataset: Path, source: str, quick: bool) -> None:
     """Every contestant, then the sampler."""
     results = {name: run_apart(__file__, "--one", name, str(dataset)) for name in CONTESTANTS}
     if not results["thawline, negatives drawn"]:
@@ -98,9 +98,9 @@ def compare(dataset: Path, source: str) -> None:
     )
     rows = max(value for name, value in rate.items() if name.startswith("rows"))
     ours = rate["thawline"]
-    print(verdict("times the faster DataLoader:", ours / rows, 20, least=True))
+    print(verdict("times the faster DataLoader:", ours / rows, 20, least=True, quick=quick))
     for scan in ("scan, 1 thread", "scan, all threads"):
-        print(verdict(f"share of the {scan}:", ours / rate[scan], 0.5, least=True))
+        print(verdict(f"share of the {scan}:", ours / rate[scan], 0.5, least=True, quick=quick))
     draws = {
         name: run_apart(__file__, "--one", "draw", str(dataset), name) for name in POPULARITIES
     }
@@ -113,7 +113,7 @@ def compare(dataset: Path, source: str) -> None:
         ],
     )
     millions = draws["as_of"]["draws"] / draws["as_of"]["seconds"] / 1e6
-    print(verdict("as_of draws a second, millions:", millions, 5, least=True))
+    print(verdict("as_of draws a second, millions:", millions, 5, least=True, quick=quick))
 
 
 def run_one(name: str, *arguments: str) -> None:

@@ -83,10 +83,32 @@ def compare_on_news(options: argparse.Namespace, folder: Path) -> None:
     plain, careful, sql = (
         results[name]["seconds"] for name in ("pandas, plain", "pandas, careful", "sql")
     )
-    print(verdict("times as fast as plain pandas:", plain / ours["seconds"], 5, least=True))
-    print(verdict("times as fast as careful pandas:", careful / ours["seconds"], 5, least=True))
-    print(verdict("times as long as SQL:", ours["seconds"] / sql, 1.5, least=False))
-    print(verdict("peak memory, GiB:", ours["peak_mib"] / 1024, 4, least=False))
+    print(
+        verdict(
+            "times as fast as plain pandas:",
+            plain / ours["seconds"],
+            5,
+            least=True,
+            quick=options.quick,
+        )
+    )
+    print(
+        verdict(
+            "times as fast as careful pandas:",
+            careful / ours["seconds"],
+            5,
+            least=True,
+            quick=options.quick,
+        )
+    )
+    print(
+        verdict(
+            "times as long as SQL:", ours["seconds"] / sql, 1.5, least=False, quick=options.quick
+        )
+    )
+    print(
+        verdict("peak memory, GiB:", ours["peak_mib"] / 1024, 4, least=False, quick=options.quick)
+    )
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -123,8 +145,24 @@ def grow(options: argparse.Namespace, folder: Path) -> None:
     )
     time, memory = (results[1][name] / results[0][name] for name in ("seconds", "peak_mib"))
     limit = 1.2 * options.growth
-    print(verdict(f"{options.growth}x the events, times as long:", time, limit, least=False))
-    print(verdict(f"{options.growth}x the events, times the memory:", memory, 1.5, least=False))
+    print(
+        verdict(
+            f"{options.growth}x the events, times as long:",
+            time,
+            limit,
+            least=False,
+            quick=options.quick,
+        )
+    )
+    print(
+        verdict(
+            f"{options.growth}x the events, times the memory:",
+            memory,
+            1.5,
+            least=False,
+            quick=options.quick,
+        )
+    )
 
 
 def run_one(name: str, *arguments: str) -> None:
