@@ -23,6 +23,7 @@ OWNERS = {
     "mlflow": ("thawline/tracking",),
     "ibis": ("thawline/data",),
     "duckdb": ("thawline/data",),
+    "pyspark": ("thawline/data/spark.py",),
     "torchrec": ("thawline/tables/sharded.py",),
     "pickle": (),
 }
