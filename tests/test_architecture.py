@@ -63,7 +63,7 @@ def test_every_module_has_a_layer():
 def test_imports_point_down(path):
     own = layer(module_of(path))
     layers = {name: layer(name) for name in imported(path)}
-    upward = [n for n, l in layers.items() if own is not None and l is not None and l < own]
+    upward = [n for n, at in layers.items() if own is not None and at is not None and at < own]
     assert upward == []
 
 
