@@ -259,9 +259,15 @@ def write_catalog(engine: Backend, catalog: BuiltCatalog, path: Path) -> None:
         metadata={CATALOG_KEY: catalog.facts.model_dump_json().encode()},
     )
     lines = catalog.lines.order_by("row").select(*COLUMNS)
+    waiting = schema.empty_table()
     with pq.ParquetWriter(path, schema) as writer:
+        # Where row groups end must not depend on how an engine hands out its rows.
         for batch in stream(engine, lines, ROWS_PER_GROUP):
-            writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch]).cast(schema)])
+            while len(waiting) >= ROWS_PER_GROUP:
+                writer.write_table(waiting.slice(0, ROWS_PER_GROUP).combine_chunks())
+                waiting = waiting.slice(ROWS_PER_GROUP)
+        writer.write_table(waiting.combine_chunks())
 
 
 def write_moved(catalog: BuiltCatalog, path: Path) -> None:
