@@ -10,8 +10,8 @@ item rows:
 - torch adagrad, torch sparse adam: `nn.Embedding(sparse=True)` and that optimizer.
 
 The contestants take turns step by step, so that a noisy machine is noisy for all of them; medians
-are printed. Then an epoch is trained from a dataset on disk, sampled negatives and all, and the share
-of it spent waiting for batches is printed.
+are printed. Then an epoch is trained from a dataset on disk, sampled negatives and all, and the
+share of it spent waiting for batches is printed.
 """
 
 from __future__ import annotations

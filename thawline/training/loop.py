@@ -141,7 +141,7 @@ class Trainer:
         if not torch.isfinite(losses.total):
             ids = ", ".join(str(int(value)) for value in batch.request_id[:5])
             raise TrainingError(
-                f"the loss became {float(losses.total.detach())} at step {self.step} (epoch {epoch}); "
+                f"the loss became {losses.total.item()} at step {self.step} (epoch {epoch}); "
                 f"the batch's first request ids: {ids}",
                 "lower finetune.learning_rate or tables.item.learning_rate, "
                 "or set finetune.clip_norm",
