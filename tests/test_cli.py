@@ -1,7 +1,8 @@
 import json
+import os
+import subprocess
+import sys
 
-import mlflow
-import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -25,9 +26,20 @@ TINY = {
 }
 
 
+SCORE = """
+import json, mlflow, pandas as pd
+model = mlflow.pyfunc.load_model("models:/tiny-ranker@champion")
+scores = model.predict(pd.DataFrame({"history": [[1, 2, 3]], "candidates": [[4, 5]]}))
+print(json.dumps({action: scores[action][0] for action in scores.columns}))
+"""
+"""What another process does with the registered model."""
+
+
 @pytest.fixture
 def invoke(monkeypatch, capfd):
     """Runs the command as a shell would: exit code, standard output, standard error."""
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["thawline", *map(str, arguments)])
@@ -118,11 +130,13 @@ def test_run_goes_from_nothing_to_a_registered_model_that_scores_and_again_to_th
     assert evaluation["metrics"]["next"]["oracle"]["click"]["auc"] > 0.6
     assert (workdir / "evaluation" / "report.html").stat().st_size > 10_000
 
-    mlflow.set_tracking_uri(f"sqlite:///{workdir / 'mlflow.db'}")
-    model = mlflow.pyfunc.load_model("models:/tiny-ranker@champion")
-    scores = model.predict(pd.DataFrame({"history": [[1, 2, 3]], "candidates": [[4, 5]]}))
-    assert list(scores.columns) == ["save", "click"]
-    assert all(0 < value < 1 for value in scores["click"][0])
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{workdir / 'mlflow.db'}"}
+    scored = subprocess.run(
+        [sys.executable, "-c", SCORE], env=environment, capture_output=True, text=True, check=True
+    )
+    scores = json.loads(scored.stdout)
+    assert set(scores) == {"save", "click"}
+    assert all(0 < value < 1 for values in scores.values() for value in values)
 
 
 @pytest.mark.slow

@@ -362,20 +362,20 @@ def _show_result(settings: Config, result: Any) -> None:
     model = evaluation["model"]
     console = _console()
     console.print(_metrics_table(evaluation["metrics"]))
-    summary = Table.grid(padding=(0, 2))
-    summary.add_row("recipe", f"{model['recipe']}, {model['epochs']} epochs")
-    summary.add_row(
-        "gate", ("passed: " if result.passed else "refused: ") + "; ".join(result.reasons)
-    )
+    lines = {
+        "recipe": f"{model['recipe']}, {model['epochs']} epochs",
+        "gate": ("passed: " if result.passed else "refused: ") + "; ".join(result.reasons),
+    }
     if result.registration is not None:
         registered = json.loads(
             (result.registration / "registration.json").read_text(encoding="utf-8")
         )
         uri = f"models:/{registered['name']}@{registered['alias']}"
-        summary.add_row("model", f"{uri} (version {registered['version']})")
-    summary.add_row("report", str((result.evaluation / "report.html").absolute()))
-    summary.add_row("runs", f"mlflow ui --backend-store-uri {tracking_uri(settings)}")
-    console.print(summary, soft_wrap=True)
+        lines["model"] = f"{uri} (version {registered['version']})"
+    lines["report"] = str((result.evaluation / "report.html").absolute())
+    lines["runs"] = f"mlflow ui --backend-store-uri {tracking_uri(settings)}"
+    for name, text in lines.items():
+        _say(f"{name:8}{text}")
 
 
 PIECES = ("pooled", "head", "torso", "tail", "cold")
