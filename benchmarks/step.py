@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--zipf", type=float, default=0.0, help="exponent of the ids; 0: uniform")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
