@@ -19,6 +19,7 @@ from thawline.config import parse_config
 from thawline.errors import ConfigError, DataError, TrackingError
 from thawline.stages import start as start_stage
 from thawline.stages.evaluate import Verdict
+from thawline.stages.finish import run as close_runs
 from thawline.tracking import pipeline, runs
 
 pytest_plugins = ["mlflow_fixtures"]
@@ -219,6 +220,8 @@ def test_a_retried_pipeline_opens_its_parent_run_again(workdir, parent):
 
 def test_finish_has_nothing_to_close_where_the_pipeline_never_started(workdir):
     finish.python_func(config_text(workdir), status("FAILED"))
+
+    assert close_runs(config_text(workdir), "FAILED") == ""
 
 
 def test_undefined_figures_never_reach_the_metrics_artifact(tmp_path, monkeypatch):

@@ -116,12 +116,8 @@ class Adagrad(_Stateful):
         return grad / accumulated.sqrt_().add_(self.eps)
 
 
-class LazyAdam(_Stateful):
-    """Adam (Kingma & Ba 2015) on the touched rows alone, each with its own step count.
-
-    A row's moments and bias correction advance only when it has a gradient, so a row that thaws
-    late takes a first step of one learning rate a coordinate, as a fresh optimizer's would.
-    """
+class _Adam(_Stateful):
+    """Two moments of the table's shape and step counts of a shape of their own."""
 
     def __init__(
         self,
@@ -136,25 +132,43 @@ class LazyAdam(_Stateful):
         super().__init__(
             first=torch.zeros(num_rows, dim, device=device),
             second=torch.zeros(num_rows, dim, device=device),
-            steps=torch.zeros(num_rows, device=device),
+            steps=torch.zeros(self._steps_shape(num_rows), device=device),
         )
         self.betas = betas
         self.eps = eps
 
-    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
-        """See `RowOptimizer.direction`."""
-        first, second, steps = (
-            self.state[name].index_select(0, rows) for name in ("first", "second", "steps")
-        )
-        _advance_moments(first, second, grad, self.betas)
-        steps += 1
-        for name, value in (("first", first), ("second", second), ("steps", steps)):
-            self.state[name].index_copy_(0, rows, value)
-        correction = [1 - beta ** steps[:, None] for beta in self.betas]
+    def _steps_shape(self, num_rows: int) -> tuple[int, ...]:
+        return ()
+
+    def _advance(self, first: Tensor, second: Tensor, steps: Tensor, grad: Tensor) -> Tensor:
+        """Updates the moments in place and gives the direction; `steps` are counted already."""
+        first.mul_(self.betas[0]).add_(grad, alpha=1 - self.betas[0])
+        second.mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
+        correction = [1 - beta**steps for beta in self.betas]
         return first / correction[0] / (second / correction[1]).sqrt_().add_(self.eps)
 
 
-class DenseAdam(_Stateful):
+class LazyAdam(_Adam):
+    """Adam (Kingma & Ba 2015) on the touched rows alone, each with its own step count.
+
+    A row's moments and bias correction advance only when it has a gradient, so a row that thaws
+    late takes a first step of one learning rate a coordinate, as a fresh optimizer's would.
+    """
+
+    def _steps_shape(self, num_rows: int) -> tuple[int, ...]:
+        return (num_rows, 1)
+
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """See `RowOptimizer.direction`."""
+        touched = {name: tensor.index_select(0, rows) for name, tensor in self.state.items()}
+        touched["steps"] += 1
+        direction = self._advance(touched["first"], touched["second"], touched["steps"], grad)
+        for name, value in touched.items():
+            self.state[name].index_copy_(0, rows, value)
+        return direction
+
+
+class DenseAdam(_Adam):
     """`torch.optim.Adam` on the whole table: momentum moves every row that ever had a gradient.
 
     Its cost grows with the table. It is here to be studied, since it is what many scripts use.
@@ -162,32 +176,12 @@ class DenseAdam(_Stateful):
 
     moves_every_row = True
 
-    def __init__(
-        self,
-        num_rows: int,
-        dim: int,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        device: torch.device | None = None,
-    ) -> None:
-        """Makes the state of a table `[num_rows, dim]`: twice as large as the table."""
-        super().__init__(
-            first=torch.zeros(num_rows, dim, device=device),
-            second=torch.zeros(num_rows, dim, device=device),
-            steps=torch.zeros((), device=device),
-        )
-        self.betas = betas
-        self.eps = eps
-
     def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
         """See `RowOptimizer.direction`."""
         first, second, steps = (self.state[name] for name in ("first", "second", "steps"))
         steps += 1
         whole = torch.zeros_like(first).index_copy_(0, rows, grad)
-        _advance_moments(first, second, whole, self.betas)
-        correction = [1 - beta ** float(steps) for beta in self.betas]
-        return first / correction[0] / (second / correction[1]).sqrt_().add_(self.eps)
+        return self._advance(first, second, steps, whole)
 
 
 def make_optimizer(
@@ -205,10 +199,3 @@ def make_optimizer(
             return DenseAdam(num_rows, dim, device=device)
         case "sgd":
             return Sgd()
-
-
-def _advance_moments(
-    first: Tensor, second: Tensor, grad: Tensor, betas: tuple[float, float]
-) -> None:
-    first.mul_(betas[0]).add_(grad, alpha=1 - betas[0])
-    second.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
