@@ -10,11 +10,14 @@ from thawline.config.running import Audit, Evaluation, FindingName, Gate, Runtim
 from thawline.config.text import dump_config, load_config, parse_config
 from thawline.config.training import (
     GRADIENT_PATHS,
+    ComponentSchedule,
     Finetune,
     GradientPath,
+    IdTableSettings,
     ItemTable,
     Model,
     Pretrain,
+    TableRows,
     Tables,
 )
 from thawline.config.tree import Config
@@ -27,6 +30,7 @@ __all__ = [
     "Audit",
     "CatalogRows",
     "Columns",
+    "ComponentSchedule",
     "Config",
     "Evaluation",
     "Events",
@@ -34,12 +38,14 @@ __all__ = [
     "Finetune",
     "Gate",
     "GradientPath",
+    "IdTableSettings",
     "ItemTable",
     "Model",
     "Negatives",
     "Pretrain",
     "Runtime",
     "Simulate",
+    "TableRows",
     "Tables",
     "Tiers",
     "Tracking",

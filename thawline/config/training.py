@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from thawline.config.base import Count, Fraction, Positive, Section
 
@@ -30,6 +31,16 @@ class Model(Section):
         "off",
         description="A zero-initialised map `e + eA + b` on every row, cold ones too, that trains "
         "with the network: full (a matrix A), diagonal, or bias alone.",
+    )
+    content_tower: tuple[Count, ...] | None = Field(
+        None,
+        description="Widths of the hidden layers of a tower from an item's content vector "
+        "(items.content) to the ranker; () is a linear map, None no tower.",
+    )
+    small_table_backward: Literal["auto", "one-hot", "scatter"] = Field(
+        "auto",
+        description="How gradients of tables of tens of rows are summed: as a matrix product or "
+        "one by one; auto measures once on each machine which is faster and remembers it.",
     )
     gradient_paths: tuple[GradientPath, ...] = Field(
         GRADIENT_PATHS,
@@ -70,8 +81,8 @@ class Pretrain(Section):
     recall_at: Count = 20
 
 
-class ItemTable(Section):
-    """How the item table moves in fine-tuning, where the recipe lets it."""
+class TableRows(Section):
+    """How the rows of an ID table move in fine-tuning, where the schedule lets them."""
 
     optimizer: Literal["row-wise-adagrad", "adagrad", "lazy-adam", "dense-adam", "sgd"] = Field(
         "row-wise-adagrad",
@@ -79,6 +90,11 @@ class ItemTable(Section):
         "others move the rows of the batch.",
     )
     learning_rate: Positive = 0.02
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Of the rows; bfloat16 halves them and rounds each update stochastically. "
+        "The optimizer's state is float32.",
+    )
     reset_state_at_thaw: bool = Field(
         True, description="The first update after a thaw equals a fresh optimizer's."
     )
@@ -87,11 +103,11 @@ class ItemTable(Section):
     )
     pull: Annotated[float, Field(ge=0.0)] = Field(
         0.0,
-        description="Pulls the rows of the batch to their pretrained values, by "
+        description="Pulls the rows of the batch to their first values (the pretrained ones), by "
         "(1 + support)^-0.5: rare ones more.",
     )
     drift_cap: Positive | None = Field(
-        None, description="No row goes farther from its pretrained value than so many of its norms."
+        None, description="No row goes farther from its first value than so many of its norms."
     )
     frequency_scaling: Annotated[float, Field(ge=0.0)] = Field(
         0.0,
@@ -99,10 +115,84 @@ class ItemTable(Section):
     )
 
 
+class ItemTable(TableRows):
+    """The item table: pretrained, and read for the history and the candidates."""
+
+
+class IdTableSettings(TableRows):
+    """A further ID table, for example of users or authors."""
+
+    column: str = Field(
+        description="Where its ids are: user_id or another column of the log (`of: request`), or "
+        "a column of items.path (`of: item`)."
+    )
+    of: Literal["request", "item"] = Field(
+        "request", description="request: one id a request; item: one id a candidate."
+    )
+    rows: Annotated[int, Field(ge=2)] = Field(
+        100_000, description="Row 0, for missing and unknown ids, included."
+    )
+    hashed: bool = Field(
+        True,
+        description="true: an id's row is a hash of it, so that any id has one; false: the most "
+        "frequent ids have rows, and the others share row 0.",
+    )
+    dim: Count = Field(32, description="Width.")
+    init: Annotated[float, Field(ge=0.0)] = Field(
+        0.01, description="Standard deviation of the first values."
+    )
+
+
+RESERVED_TABLES = ("content", "content_tower", "adapter", "dense", "history_action")
+
+
 class Tables(Section):
-    """The ID tables."""
+    """The ID tables: `item`, and any others by a name of your own."""
+
+    model_config = ConfigDict(extra="allow")
 
     item: ItemTable = ItemTable()
+    __pydantic_extra__: dict[str, IdTableSettings]
+
+    @model_validator(mode="after")
+    def _names(self) -> Tables:
+        for name in self.others:
+            if name in RESERVED_TABLES or name.startswith("ctx_"):
+                raise ValueError(f"`{name}` cannot be a table's name, since a component has it")
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+                raise ValueError(f"the table's name `{name}` must be lower-case letters, digits, _")
+        return self
+
+    @property
+    def others(self) -> dict[str, IdTableSettings]:
+        """The tables beside `item`, by name."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class ComponentSchedule(Section):
+    """When one component trains and how fast; what is not set is the recipe's."""
+
+    recipe: str | None = Field(None, description="A recipe for this component alone.")
+    windows: tuple[tuple[float, float], ...] | None = Field(
+        None,
+        description="Spans [start, end) in epochs, in place of a recipe; () is never.",
+    )
+    learning_rate: Positive | None = Field(
+        None, description="Of a part of the network; an ID table's is tables.<name>.learning_rate."
+    )
+    curve: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: from the learning rate down to 0 over the trained steps."
+    )
+    warm_up: Annotated[float, Field(ge=0.0)] = Field(
+        0.0, description="Epochs of training in which the learning rate grows linearly from 0."
+    )
+    restart: bool = Field(False, description="The curve starts anew with each window.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ComponentSchedule:
+        if self.recipe is not None and self.windows is not None:
+            raise ValueError("recipe and windows are both set; keep one")
+        return self
 
 
 class Finetune(Section):
@@ -110,8 +200,13 @@ class Finetune(Section):
 
     recipe: str = Field(
         "freeze-until-last",
-        description="co-train, frozen, freeze-until-last, train-first or window(start, length) "
-        "in epochs.",
+        description="When the ID tables train: a name that `thawline recipes` lists, such as "
+        "co-train, frozen, freeze-until-last or window(start, length) in epochs.",
+    )
+    schedule: dict[str, ComponentSchedule] = Field(
+        {},
+        description="Exceptions from the recipe, by component: item, another ID table, adapter, "
+        "content_tower, history_action, ctx_<context column>, dense (the rest of the network).",
     )
     epochs: Count = 3
     batch_size: Count = 512
