@@ -8,7 +8,7 @@ in `sequences` and can be imported from here too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,9 @@ class Batch:
     """int64 [B, K]: codes in the order of `manifest.context`."""
     oracle: Tensor | None
     """float32 [B, C, A]: true probabilities of a simulated log, NaN for drawn negatives."""
+    ids: dict[str, Tensor] = field(default_factory=dict)
+    """int64 rows of each further ID table: [B], or [B, C] where the ids are the candidates'. Row 0
+    is a missing or unknown id, and padding."""
 
     def __len__(self) -> int:
         return len(self.request_id)
@@ -80,6 +83,16 @@ class Batch:
     def rows(self) -> Tensor:
         """int64 [B*L + B*C]: `history_row` flattened, then `candidate_row` flattened."""
         return torch.cat([self.history_row.flatten(), self.candidate_row.flatten()])
+
+    def lookups(self) -> dict[str, Tensor]:
+        """Rows to read by ID table: int64 [n] each, `rows` of `item` and then `ids` flattened."""
+        return {"item": self.rows} | {name: rows.flatten() for name, rows in self.ids.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is there, by its field; one of `ids` as `ids.<table>`."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        ids = {f"ids.{name}": rows for name, rows in named.pop("ids").items()}
+        return {name: tensor for name, tensor in named.items() if tensor is not None} | ids
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device; out of pinned memory, the copy does not wait."""
@@ -91,8 +104,9 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: change(t) for name, t in tensors.items() if t is not None})
+        changed: dict[str, Any] = {name: change(t) for name, t in self.tensors().items()}
+        ids = {name: changed.pop(f"ids.{name}") for name in self.ids}
+        return replace(self, ids=ids, **changed)
 
 
 class RequestReader:
