@@ -4,7 +4,7 @@ Every key has a default but the source of events. Unknown keys are refused. What
 said in its `description`, which `thawline config --schema` prints.
 """
 
-from thawline.config.events import Action, Columns, Events, Simulate
+from thawline.config.events import Action, Columns, Events, Items, Simulate
 from thawline.config.presets import PRESETS
 from thawline.config.running import Audit, Evaluation, FindingName, Gate, Runtime, Tracking
 from thawline.config.text import dump_config, load_config, parse_config
@@ -40,6 +40,7 @@ __all__ = [
     "GradientPath",
     "IdTableSettings",
     "ItemTable",
+    "Items",
     "Model",
     "Negatives",
     "Pretrain",

@@ -182,6 +182,32 @@ class Events(Section):
         return known
 
 
+class Items(Section):
+    """A file with a line an item: ids of further tables and content vectors.
+
+    A simulated feed brings its own, with `author_id` and, with `simulate.content_dim`, `content`.
+    """
+
+    path: str | list[str] | None = Field(
+        None, description="A file, a folder, a glob, or a list of them, local or a URL."
+    )
+    format: Literal["auto", "parquet", "csv"] = "auto"
+    separator: str = Field(",", description="CSV only.")
+    header: list[str] | None = Field(
+        None, description="CSV only: the columns' names where the file has no header line."
+    )
+    item_id: str = Field("item_id", description="The column of the item's id, as in the log.")
+    content: str | None = Field(
+        None, description="The column of the content vectors: a list of numbers, all of one length."
+    )
+
+    @model_validator(mode="after")
+    def _content_of_a_file(self) -> Items:
+        if self.content is not None and self.path is None:
+            raise ValueError("content names a column, but path names no file")
+        return self
+
+
 class Simulate(Section):
     """The feed simulator: a home feed with known click and save probabilities."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from thawline.config.base import Section
-from thawline.config.events import Events, Simulate
+from thawline.config.events import Events, Items, Simulate
 from thawline.config.running import Audit, Evaluation, Gate, Runtime, Tracking
 from thawline.config.training import Finetune, Model, Pretrain, Tables
 from thawline.config.windows import Negatives, Windows
@@ -18,6 +18,7 @@ class Config(Section):
     workdir: str = Field("runs", description="Local folder for all outputs of local runs.")
     simulate: Simulate | None = None
     events: Events = Events(preset="feed")
+    items: Items = Items()
     windows: Windows = Windows()
     negatives: Negatives = Negatives()
     audit: Audit = Audit()
@@ -47,4 +48,18 @@ class Config(Section):
             raise ValueError("set events.path to a log, or a simulate section to make one")
         if len(named) > 1:
             raise ValueError(f"{' and '.join(named)} are both set; keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _items_of_item_tables(self) -> Config:
+        if self.simulate is not None:
+            if self.items.path is not None:
+                raise ValueError("items.path and simulate are both set: a feed has its own items")
+            return self
+        for name, table in self.tables.others.items():
+            if table.of == "item" and self.items.path is None:
+                raise ValueError(
+                    f"tables.{name} takes the ids of items from {table.column!r}, a column of "
+                    "items.path, which is not set"
+                )
         return self
