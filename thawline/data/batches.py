@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thawline.data.epochs import Epochs
+from thawline.data.ids import IdRows, IdTableSpec, read_item_ids, require_ids, stored_as
 from thawline.data.manifest import PADDING_ROW, Dataset, Split
 from thawline.data.negatives import NegativeSampler
 from thawline.data.popularity import log_shares
@@ -120,6 +121,7 @@ class RequestReader:
         batch_size: int,
         seed: int = 0,
         sampler: NegativeSampler | None,
+        id_columns: Mapping[str, IdTableSpec] | None = None,
         shuffle: bool = True,
         limit: int | None = None,
         prefetch: int = 4,
@@ -137,6 +139,7 @@ class RequestReader:
             seed: Of the order.
             sampler: Its negatives stand after the stored candidates of each request. None: the
                 stored candidates alone.
+            id_columns: Tables beside `item` whose rows batches hold (`config.tables.others`).
             shuffle: False gives the order of the files (time).
             limit: Reads at most this many requests, the same ones each time, evenly spread.
             prefetch: Batches made ahead by the thread; 0 makes them in the caller's. It does not
@@ -149,9 +152,23 @@ class RequestReader:
                 device without waiting.
 
         Raises:
-            DataError: A part file that is missing, not Parquet or lacks a column.
+            DataError: A part file that is missing, not Parquet or lacks a column, or a dataset that
+                was built without the ids of a table.
         """
         manifest = dataset.manifest
+        tables = dict(id_columns or {})
+        require_ids(dataset, tables)
+        self._ids_of_requests = {
+            name: (stored_as(spec.column), IdRows.of(dataset, spec))
+            for name, spec in tables.items()
+            if spec.of == "request"
+        }
+        self._ids_of_items = {
+            name: IdRows.of(dataset, spec)(read_item_ids(dataset, spec.column))
+            for name, spec in tables.items()
+            if spec.of == "item"
+        }
+        self._tables = list(tables)
         self._actions = list(manifest.actions)
         self._context = list(manifest.context)
         self._has_oracle = manifest.has_oracle
@@ -174,7 +191,11 @@ class RequestReader:
         groups = RowGroups(
             dataset.request_files(split),
             held_out=split == "in_window",
-            columns=["request_id", "timestamp", *lists, *(f"ctx_{name}" for name in self._context)],
+            columns=[
+                *("request_id", "timestamp", *lists),
+                *(f"ctx_{name}" for name in self._context),
+                *dict.fromkeys(column for column, _ in self._ids_of_requests.values()),
+            ],
             decode=self._decode,
             expected=manifest.requests.get(split, 0),
             limit=limit,
@@ -241,6 +262,10 @@ class RequestReader:
                 "context": np.stack(context, axis=1).astype(np.int64)
                 if context
                 else np.zeros((len(table), 0), np.int64),
+                **{
+                    f"ids.{name}": rows(table.column(column).to_numpy())
+                    for name, (column, rows) in self._ids_of_requests.items()
+                },
             },
             {"history": history, "candidates": candidates},
         )
@@ -277,6 +302,14 @@ class RequestReader:
             labels=torch.from_numpy(labels),
             context=torch.from_numpy(context),
             oracle=None if oracle is None else torch.from_numpy(oracle),
+            ids={
+                name: torch.from_numpy(
+                    self._ids_of_items[name].take(row)
+                    if name in self._ids_of_items
+                    else rows.flat[f"ids.{name}"][positions]
+                )
+                for name in self._tables
+            },
         )
 
     def _stack(self, candidates: dict[str, np.ndarray], kind: str) -> np.ndarray:

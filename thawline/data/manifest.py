@@ -8,7 +8,12 @@
 <root>/requests/day=YYYY-MM-DD/part-*.parquet
 <root>/sequences/part-*.parquet
 <root>/rejected/*.parquet    rejected rows of the log, with the reason
+<root>/items.parquet         one line a line of the catalog: id_<column>, content
+<root>/ids/<request or item>_<column>.parquet    hash, support, id: what training has seen
 ```
+
+The last two are there where the config names further ID tables or content vectors. Requests then
+hold `id_<column>` too: a hash of the id, 0 where there is none.
 
 Row 0 of every table is padding and row 1 stands for items that the catalog does not know, so the
 catalog's first line has row 2. Items without a row of their own share buckets: lines without an
@@ -125,6 +130,19 @@ class RowFacts(BaseModel):
     """Items of the previous catalog that lost their row."""
 
 
+class ContentFacts(BaseModel):
+    """The content vectors of the items."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int
+    """Width of the vectors."""
+    items: int
+    """Items with a row of their own and a vector."""
+    missing: int
+    """Items with a row of their own and none: zeros."""
+
+
 class Manifest(BaseModel):
     """`manifest.json`: what the dataset was made from and what is in it."""
 
@@ -155,6 +173,9 @@ class Manifest(BaseModel):
     """Days that stayed as they were though events came late; `before <date>` stands for all days
     before the first one."""
     rows: RowFacts = RowFacts()
+    ids: dict[Literal["request", "item"], dict[str, int]] = {}
+    """Columns of ids that requests and items hold, and how many ids of each training has seen."""
+    content: ContentFacts | None = None
     inputs: str = ""
     """A hash of the files and the config; with `parent`, it says whether there is work to do."""
     parent: str = ""
