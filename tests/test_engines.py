@@ -1,46 +1,28 @@
 """DuckDB and Spark give the same rows of the same expressions."""
 
-import shutil
+import datetime
 import sys
 from pathlib import Path
 
+import delayed_log
 import ibis
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from test_windows import config_for, random_log, write_log
+from engine_helpers import assert_same, with_engine
 from typer.testing import CliRunner
+from window_reference import config_for, random_log, write_log
 
 import thawline.data
 from thawline import cli
-from thawline.config import Config, Runtime, Windows
+from thawline.config import CatalogRows, Config, Runtime, Windows
 from thawline.data.engine import epoch_us, hash63, open_engine, stream, text_epoch_us, text_float
 from thawline.data.manifest import Dataset
 from thawline.data.windows import build_dataset
 from thawline.errors import ConfigError, DataError
 
-SPARK = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.default.parallelism": "2",
-    # Of a query over a few rows, compiling it takes most of the time.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory):
-    """Spark in this process; engines that are opened while it runs take it, and leave it on."""
-    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thawline[spark]'")
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs Java 17, and there is no java on the PATH")
-    scratch = tmp_path_factory.mktemp("spark")
-    windows = Windows(engine="spark", spark=SPARK, memory_limit="1GB")
-    with open_engine(windows, Runtime(threads=2), scratch) as engine:
-        yield engine
+pytest_plugins = ["engine_fixtures"]
 
 
 @pytest.fixture
@@ -49,33 +31,18 @@ def duckdb(tmp_path):
         yield engine
 
 
-def with_engine(config, engine):
-    windows = config.windows.model_copy(update={"engine": engine, "spark": SPARK})
-    return config.model_copy(update={"windows": windows})
-
-
 def built(config, root):
     root.mkdir(parents=True)
     build_dataset(config, root)
     return Dataset.open(root)
 
 
-def tables(root):
-    """Every Parquet file of a folder by its path, but a simulated log's."""
-    return {
-        str(file.relative_to(root)): pq.read_table(file, partitioning=None)
-        for file in sorted(root.rglob("*.parquet"))
-        if "source" not in file.relative_to(root).parts
-    }
-
-
-def assert_same(one, other):
-    expected, found = tables(one.root), tables(other.root)
-    assert list(found) == list(expected)
-    for name, table in expected.items():
-        assert found[name].schema == table.schema, name
-        assert found[name].equals(table), name
-    assert one.manifest == other.manifest
+def on_both_engines(config, tmp_path):
+    """The dataset of a config, which both engines have built alike."""
+    one = built(with_engine(config, "duckdb"), tmp_path / "duckdb")
+    other = built(with_engine(config, "spark"), tmp_path / "spark")
+    assert_same(one, other)
+    return one
 
 
 def small(config):
@@ -108,10 +75,51 @@ def test_both_engines_build_the_same_dataset_row_for_row(spark, case, tmp_path):
     kind, ids = case.split("-")
     log = write_log(random_log(ids), tmp_path / "log.parquet")
     config = small(config_for(log, kind == "impressions"))
-    one = built(with_engine(config, "duckdb"), tmp_path / "duckdb")
-    other = built(with_engine(config, "spark"), tmp_path / "spark")
-    assert min(one.manifest.requests.values()) > 5
-    assert_same(one, other)
+    dataset = on_both_engines(config, tmp_path)
+    assert min(dataset.manifest.requests.values()) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_both_engines_join_the_same_delayed_actions_to_requests_with_ids(spark, tmp_path):
+    log = delayed_log.write_log(delayed_log.random_log(6, named=True), tmp_path / "log.parquet")
+    config = delayed_log.config_for(log, named=True, hours=6.0)
+    catalog = CatalogRows(min_support=6, buckets=3)
+    windows = config.windows.model_copy(update={"finetune_days": 1, "catalog": catalog})
+    dataset = on_both_engines(config.model_copy(update={"windows": windows}), tmp_path)
+    assert dataset.manifest.rows.buckets == 3
+    assert dataset.manifest.rows.bucketed > 3
+    assert min(dataset.manifest.requests.values()) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_both_engines_group_by_gaps_and_evict_the_same(spark, tmp_path):
+    """A second window follows six days after the first, whose other items are gone."""
+    six_days = 6 * delayed_log.DAY
+    earlier = [
+        (kind, user, item + 10, time - six_days, request, position)
+        for kind, user, item, time, request, position in delayed_log.random_log(7, named=False)
+    ]
+    log = delayed_log.write_log(earlier, tmp_path / "earlier.parquet")
+    config = delayed_log.config_for(log, named=False, hours=6.0)
+    windows = config.windows.model_copy(
+        update={"end": datetime.date(2026, 2, 27), "finetune_days": 1}
+    )
+    built(config.model_copy(update={"windows": windows}), tmp_path / "earlier")
+    delayed_log.write_log([*earlier, *delayed_log.random_log(6, named=False)], log)
+    windows = config.windows.model_copy(
+        update={
+            "finetune_days": 1,
+            "previous": str(tmp_path / "earlier"),
+            "catalog": CatalogRows(min_support=2, buckets=3, evict_after_days=5),
+        }
+    )
+    dataset = on_both_engines(config.model_copy(update={"windows": windows}), tmp_path)
+    assert dataset.manifest.rows.generation == 1
+    assert dataset.manifest.rows.evicted > 3
+    assert (dataset.root / "moved.parquet").exists()
+    assert min(dataset.manifest.requests.values()) > 5
 
 
 @pytest.mark.slow
@@ -139,11 +147,9 @@ def test_both_engines_read_the_same_from_csv_with_its_faults(spark, tmp_path):
             },
         }
     )
-    one = built(with_engine(config, "duckdb"), tmp_path / "duckdb")
-    other = built(with_engine(config, "spark"), tmp_path / "spark")
-    assert one.manifest.rejected["null user_id"] == 1
-    assert one.manifest.rejected["impossible timestamp"] == 1
-    assert_same(one, other)
+    rejected = on_both_engines(config, tmp_path).manifest.rejected
+    assert rejected["null user_id"] == 1
+    assert rejected["impossible timestamp"] == 1
 
 
 def test_text_is_hashed_alike(spark, duckdb):

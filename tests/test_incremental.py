@@ -32,6 +32,8 @@ from thawline.stages import windows as stage
 
 BOTH = pytest.mark.parametrize("impressions", [True, False], ids=["impressions", "clicks"])
 
+pytest_plugins = ["engine_fixtures"]
+
 
 def model_folder(dataset, root):
     """What a model folder says of a dataset's rows and codes; it has no days to take."""
@@ -194,16 +196,10 @@ def test_the_days_that_labels_may_still_come_for_are_built_again(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_spark_takes_the_same_days_and_gives_the_same_rows_as_duckdb(tmp_path):
-    from test_engines import SPARK
-
-    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thawline[spark]'")
-    if shutil.which("java") is None:
-        pytest.skip("Java is not installed; Spark needs Java 17")
+def test_spark_takes_the_same_days_and_gives_the_same_rows_as_duckdb(spark, tmp_path):
     log = write_days(tmp_path / "log", range(7))
     settings = {
         "catalog": {"min_support": 9, "buckets": 4},
-        "spark": SPARK,
     }
     first, _ = built(config_for(log, **settings), tmp_path / "first")
     write_days(log, [7])

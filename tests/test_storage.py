@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from engine_helpers import assert_same, tables
 from moto.server import ThreadedMotoServer
-from test_engines import assert_same, tables
 from typer.testing import CliRunner
 
 from thawline import cli
