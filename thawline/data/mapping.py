@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import operator
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
@@ -12,6 +13,7 @@ import ibis.expr.types as ir
 
 from thawline.config import Action, Events
 from thawline.data.engine import epoch_us, hash63, hashed_below, text_epoch_us, text_float
+from thawline.data.ids import stored_as
 from thawline.errors import DataError
 
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
@@ -26,8 +28,13 @@ CANONICAL_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 """Text that reads back the same from an int64. `007` does not, and stays text."""
 
 
-def needed_columns(settings: Events) -> dict[str, str]:
-    """The log's columns that a config names, by config key."""
+def needed_columns(settings: Events, ids: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The log's columns that a config names, by config key.
+
+    Args:
+        settings: Names most of them.
+        ids: Columns of ids for further tables, by config key.
+    """
     columns = settings.columns.model_dump()
     needed = {f"events.columns.{key}": name for key, name in columns.items() if name is not None}
     for name, action in settings.actions.items():
@@ -37,15 +44,43 @@ def needed_columns(settings: Events) -> dict[str, str]:
         needed["events.impression.column"] = settings.impression.column
     for name, column in settings.context.items():
         needed[f"events.context.{name}"] = column
-    return needed
+    return needed | dict(ids or {})
+
+
+def as_text(column: ir.Value) -> ir.StringValue:
+    """A column as text, whole numbers without a fraction; null where it is null, NaN or empty."""
+    if column.type().is_string():
+        return column.nullif("")
+    if column.type().is_floating():
+        column = column.isnan().ifelse(ibis.null(column.type()), column)
+        whole = (column == column.floor()) & (column.abs() < 2.0**53)
+        return whole.ifelse(column.try_cast("int64").cast("string"), column.cast("string"))
+    if column.type().is_timestamp():
+        # Some engines write the time zone, others do not.
+        column = column.cast("timestamp")
+    return column.cast("string")
 
 
 class ColumnMapping:
     """Expressions from a log's own columns to the canonical ones."""
 
-    def __init__(self, raw: ir.Table, settings: Events, where: str) -> None:
+    def __init__(
+        self, raw: ir.Table, settings: Events, where: str, ids: Mapping[str, str] | None = None
+    ) -> None:
+        """Reads the columns' types.
+
+        Args:
+            raw: The log.
+            settings: What its columns mean.
+            where: The log's files, for errors.
+            ids: Columns of ids for further tables, by config key; they become `id_<column>`.
+
+        Raises:
+            DataError: Ids that are neither text nor numbers.
+        """
         self.raw = raw
         self.settings = settings
+        self.further = dict(ids or {})
         self.where = where
         columns = settings.columns
         self.ids = {"user_id": columns.user_id, "item_id": columns.item_id}
@@ -116,6 +151,8 @@ class ColumnMapping:
                     f"{self.where}: column {column!r} (events.context.{name}) is of type {kind}",
                     "name a column with one value a row, or drop it from events.context",
                 )
+        for key, column in self.further.items():
+            require_scalar(raw, column, f"{self.where}: column {column!r} ({key})")
         row = raw.aggregate(**facts).to_pyarrow()
         self._judge({key: row[key][0].as_py() for key in facts})
 
@@ -210,6 +247,8 @@ class ColumnMapping:
             columns["impression"] = self._happened(settings.impression)
         for name, column in settings.context.items():
             columns[f"ctx_{name}"] = self._text(column)
+        for column in self.further.values():
+            columns[stored_as(column)] = self._text(column)
         columns["held_out"] = hashed_below(user_text.fill_null(""), "holdout", holdout)
         for key, name in self.ids.items():
             columns[f"raw_{key}"] = self._text(name)
@@ -272,23 +311,13 @@ class ColumnMapping:
         """Whether a text holds U+FFFD, which stands for bytes that were no text."""
         texts = [
             self.raw[name].contains(MANGLED).fill_null(False)
-            for name in dict.fromkeys(needed_columns(self.settings).values())
+            for name in dict.fromkeys(needed_columns(self.settings, self.further).values())
             if self.raw[name].type().is_string()
         ]
         return reduce(operator.or_, texts, ibis.literal(False))
 
     def _text(self, name: str) -> ir.StringValue:
-        column = self.raw[name]
-        if column.type().is_string():
-            return column.nullif("")
-        if column.type().is_floating():
-            column = column.isnan().ifelse(ibis.null(column.type()), column)
-            whole = (column == column.floor()) & (column.abs() < 2.0**53)
-            return whole.ifelse(column.try_cast("int64").cast("string"), column.cast("string"))
-        if column.type().is_timestamp():
-            # Some engines write the time zone, others do not.
-            column = column.cast("timestamp")
-        return column.cast("string")
+        return as_text(self.raw[name])
 
     def _id(self, key: str) -> ir.Value:
         text = self._text(self.ids[key])
@@ -343,6 +372,17 @@ class ColumnMapping:
         # Engines divide in double precision, which is exact for whole microseconds alone.
         step = scale // 10**6
         return ((column - column % step) / step).round().cast("int64")
+
+
+def require_scalar(raw: ir.Table, column: str, where: str) -> None:
+    """Checks that a column of ids holds one value a row.
+
+    Raises:
+        DataError: Lists, structs or bytes.
+    """
+    kind = raw[column].type()
+    if kind.is_nested() or kind.is_binary():
+        raise DataError(f"{where} is of type {kind}", "name a column with one id a row")
 
 
 def _plausible(seconds: float) -> bool:
