@@ -1,4 +1,4 @@
-"""The two calls that every ID table answers, whatever holds its rows."""
+"""The calls that every ID table answers, whatever holds its rows."""
 
 from __future__ import annotations
 
@@ -25,23 +25,54 @@ class Lookup(Protocol):
 
 
 class IdTable(Protocol):
-    """A large table of rows, one an id, that trains apart from the network."""
+    """A large table of rows, one an id, that trains apart from the network.
+
+    A row is open while it trains. Of a closed row gradients are dropped: it and its optimizer
+    state stay bit-identical. Padding rows are zero and never move.
+    """
 
     learning_rate: float
 
     @property
     def trainable(self) -> bool:
-        """False: lookups carry no graph, and neither rows nor optimizer state change."""
+        """Whether any row is open. If none is, lookups carry no graph."""
         ...
 
     def lookup(self, rows: Tensor) -> Lookup:
         """Reads rows `[n]` (int64, duplicates welcome) as they are now."""
         ...
 
-    def freeze(self) -> None:
-        """Stops training; rows and optimizer state stay bit-identical until a thaw."""
+    def freeze(self, rows: Tensor | None = None) -> None:
+        """Closes rows until a thaw.
+
+        Args:
+            rows: Which, bool `[N]`; None: all.
+        """
         ...
 
-    def thaw(self, *, reset_state: bool) -> None:
-        """Starts training; with `reset_state` the next update equals a fresh optimizer's."""
+    def thaw(self, *, reset_state: bool, rows: Tensor | None = None) -> None:
+        """Opens rows; those that are open already stay so.
+
+        Args:
+            reset_state: The next update of each newly opened row equals a fresh optimizer's. Rows
+                that were open keep their state, unless `rows` is None: then all of it is reset.
+            rows: Which, bool `[N]`; None: all.
+        """
+        ...
+
+    def replace(self, weight: Tensor, *, reset_state: bool) -> None:
+        """Gives every row, open or not, another value, in place; padding stays zero.
+
+        Args:
+            weight: `[N, d]`.
+            reset_state: The next update equals a fresh optimizer's.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that the next updates depend on, by name; no copies."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state_dict` gave, in place: training goes on bit for bit."""
         ...

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from thawline.errors import DataError
+
 OptimizerName = Literal["row-wise-adagrad", "adagrad", "lazy-adam", "dense-adam", "sgd"]
 
 
@@ -18,22 +20,22 @@ class RowOptimizer(Protocol):
     """Turns the summed gradient of each touched row into the direction of its step."""
 
     moves_every_row: bool
-    """True: directions come for the whole table, since rows without a gradient move too."""
+    """True: it is to be asked for every row that trains, since momentum moves them all."""
 
     def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
         """Updates the state and gives the direction of the step.
 
         Args:
-            rows: Distinct rows, `[u]`, int64.
+            rows: Distinct rows in ascending order, `[u]`, int64.
             grad: Their summed gradients, `[u, d]`, float32.
 
         Returns:
-            `[u, d]`; `[N, d]` where `moves_every_row`.
+            `[u, d]`.
         """
         ...
 
-    def reset(self) -> None:
-        """Forgets all state, as if freshly made."""
+    def reset(self, rows: Tensor | None = None) -> None:
+        """Forgets the state of some rows (bool, `[N]`), or all of it, as if freshly made."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -41,7 +43,11 @@ class RowOptimizer(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes over a state that `state_dict` gave."""
+        """Takes over a state that `state_dict` gave.
+
+        Raises:
+            DataError: It is another optimizer's, or that of a table of another shape.
+        """
         ...
 
 
@@ -53,10 +59,13 @@ class _Stateful:
     def __init__(self, **state: Tensor) -> None:
         self.state = state
 
-    def reset(self) -> None:
+    def reset(self, rows: Tensor | None = None) -> None:
         """See `RowOptimizer.reset`."""
         for tensor in self.state.values():
-            tensor.zero_()
+            if rows is None:
+                tensor.zero_()
+            else:
+                tensor[rows] = 0.0
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `RowOptimizer.state_dict`."""
@@ -64,6 +73,15 @@ class _Stateful:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See `RowOptimizer.load_state_dict`."""
+        own, given = (
+            {name: list(tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (self.state, state)
+        )
+        if own != given:
+            raise DataError(
+                f"an optimizer state of {given} does not fit one of {own}",
+                "go on with the optimizer and the table that the state was saved from",
+            )
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
 
@@ -116,8 +134,12 @@ class Adagrad(_Stateful):
         return grad / accumulated.sqrt_().add_(self.eps)
 
 
-class _Adam(_Stateful):
-    """Two moments of the table's shape and step counts of a shape of their own."""
+class LazyAdam(_Stateful):
+    """Adam (Kingma & Ba 2015) on the touched rows alone, each with its own step count.
+
+    A row's moments and bias correction advance only when it has a gradient, so a row that thaws
+    late takes a first step of one learning rate a coordinate, as a fresh optimizer's would.
+    """
 
     def __init__(
         self,
@@ -132,56 +154,40 @@ class _Adam(_Stateful):
         super().__init__(
             first=torch.zeros(num_rows, dim, device=device),
             second=torch.zeros(num_rows, dim, device=device),
-            steps=torch.zeros(self._steps_shape(num_rows), device=device),
+            steps=torch.zeros(num_rows, 1, device=device),
         )
         self.betas = betas
         self.eps = eps
 
-    def _steps_shape(self, num_rows: int) -> tuple[int, ...]:
-        return ()
+    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """See `RowOptimizer.direction`."""
+        if len(rows) == len(self.state["steps"]):
+            return self._advance(self.state, grad)
+        touched = {name: tensor.index_select(0, rows) for name, tensor in self.state.items()}
+        direction = self._advance(touched, grad)
+        for name, value in touched.items():
+            self.state[name].index_copy_(0, rows, value)
+        return direction
 
-    def _advance(self, first: Tensor, second: Tensor, steps: Tensor, grad: Tensor) -> Tensor:
-        """Updates the moments in place and gives the direction; `steps` are counted already."""
+    def _advance(self, state: dict[str, Tensor], grad: Tensor) -> Tensor:
+        """Updates the state of some rows in place and gives their direction."""
+        first, second = state["first"], state["second"]
+        steps = state["steps"].add_(1)
         first.mul_(self.betas[0]).add_(grad, alpha=1 - self.betas[0])
         second.mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
         correction = [1 - beta**steps for beta in self.betas]
         return first / correction[0] / (second / correction[1]).sqrt_().add_(self.eps)
 
 
-class LazyAdam(_Adam):
-    """Adam (Kingma & Ba 2015) on the touched rows alone, each with its own step count.
-
-    A row's moments and bias correction advance only when it has a gradient, so a row that thaws
-    late takes a first step of one learning rate a coordinate, as a fresh optimizer's would.
-    """
-
-    def _steps_shape(self, num_rows: int) -> tuple[int, ...]:
-        return (num_rows, 1)
-
-    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
-        """See `RowOptimizer.direction`."""
-        touched = {name: tensor.index_select(0, rows) for name, tensor in self.state.items()}
-        touched["steps"] += 1
-        direction = self._advance(touched["first"], touched["second"], touched["steps"], grad)
-        for name, value in touched.items():
-            self.state[name].index_copy_(0, rows, value)
-        return direction
-
-
-class DenseAdam(_Adam):
+class DenseAdam(LazyAdam):
     """`torch.optim.Adam` on the whole table: momentum moves every row that ever had a gradient.
 
     Its cost grows with the table. It is here to be studied, since it is what many scripts use.
+    Steps are counted by row, so that a row that starts to train later is corrected for bias as a
+    fresh optimizer's would be.
     """
 
     moves_every_row = True
-
-    def direction(self, rows: Tensor, grad: Tensor) -> Tensor:
-        """See `RowOptimizer.direction`."""
-        first, second, steps = (self.state[name] for name in ("first", "second", "steps"))
-        steps += 1
-        whole = torch.zeros_like(first).index_copy_(0, rows, grad)
-        return self._advance(first, second, steps, whole)
 
 
 def make_optimizer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,35 +28,42 @@ class RowRules:
     support: Tensor | None = None
     """`[N]`: how often each row occurs; needed by `pull` and `frequency_scaling`."""
 
-    def step_scale(self, rows: Tensor | None) -> Tensor | None:
-        """Factors `[u, 1]` on the optimizer's step of `rows` (None: every row); None is 1."""
+    def step_scale(self, rows: Tensor) -> Tensor | None:
+        """Factors `[u, 1]` on the optimizer's step of `rows` `[u]`; None is 1."""
         if not self.frequency_scaling or self.support is None:
             return None
-        support = self.support if rows is None else self.support.index_select(0, rows)
-        share = (1 + support.float()) / (1 + self.support.max().float())
+        support = self.support.index_select(0, rows)
+        share = (1 + support.float()) / (1 + self._most_support)
         return share.pow_(self.frequency_scaling)[:, None]
 
-    def regularize(self, weight: Tensor, rows: Tensor, learning_rate: float) -> None:
-        """Decays and pulls `weight[rows]` in place."""
-        if not self.weight_decay and not self.pull:
-            return
-        current = weight.index_select(0, rows)
+    @property
+    def has_force(self) -> bool:
+        """Whether `force` is anything but zero."""
+        return self.weight_decay > 0 or self.pull > 0
+
+    def force(self, current: Tensor, rows: Tensor) -> Tensor:
+        """Decay and pull `[u, d]` on `rows` `[u]`, which are now `current` `[u, d]`."""
         force = self.weight_decay * current
         if self.pull and self.anchor is not None and self.support is not None:
             rarity = (1 + self.support.index_select(0, rows).float()).rsqrt_()[:, None]
             force += self.pull * rarity * (current - self.anchor.index_select(0, rows))
-        weight.index_add_(0, rows, force, alpha=-learning_rate)
+        return force
 
-    def cap(self, weight: Tensor, rows: Tensor | None) -> None:
-        """Brings `weight[rows]` (every row: None) back within the drift cap, in place."""
+    def cap(self, moved: Tensor, rows: Tensor) -> None:
+        """Brings the values `moved` `[u, d]` of `rows` `[u]` within the drift cap, in place."""
         if self.drift_cap is None or self.anchor is None:
             return
-        every = torch.arange(len(weight), device=weight.device) if rows is None else rows
-        anchor = self.anchor.index_select(0, every)
-        drift = weight.index_select(0, every) - anchor
+        anchor = self.anchor.index_select(0, rows).float()
+        drift = moved - anchor
         length = torch.linalg.vector_norm(drift, dim=1)
         most = self.drift_cap * torch.linalg.vector_norm(anchor, dim=1)
-        beyond = length > most
-        if beyond.any():
-            inside = anchor + drift * (most / length.clamp(min=1e-30))[:, None]
-            weight.index_copy_(0, every[beyond], inside[beyond])
+        beyond = (length > most).nonzero().squeeze(1)
+        if len(beyond):
+            shrink = (most / length.clamp(min=1e-30))[:, None]
+            inside = torch.addcmul(anchor, drift, shrink)
+            moved.index_copy_(0, beyond, inside.index_select(0, beyond))
+
+    @cached_property
+    def _most_support(self) -> float:
+        """Read once: a maximum a step would grow with the table."""
+        return 0.0 if self.support is None else float(self.support.max())
