@@ -272,13 +272,15 @@ class RequestReader:
 
     def _assemble(self, rows: Rows, positions: np.ndarray, epoch: int) -> Batch:
         request_id, timestamp, context = (
-            rows.flat[name][positions] for name in ("request_id", "timestamp", "context")
+            rows.flat[name].take(positions, axis=0)
+            for name in ("request_id", "timestamp", "context")
         )
-        history, _ = rows.lists["history"].padded(
+        history = rows.lists["history"].padded(
             positions, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
         )
-        candidates, mask = rows.lists["candidates"].padded(positions)
+        candidates = rows.lists["candidates"].padded(positions)
         row = candidates["candidate_row"]
+        mask = rows.lists["candidates"].mask(positions, row.shape[1])
         labels = self._stack(candidates, "label")
         oracle = self._stack(candidates, "oracle") if self._has_oracle else None
         if self._sampler is not None:
@@ -306,12 +308,14 @@ class RequestReader:
                 name: torch.from_numpy(
                     self._ids_of_items[name].take(row)
                     if name in self._ids_of_items
-                    else rows.flat[f"ids.{name}"][positions]
+                    else rows.flat[f"ids.{name}"].take(positions)
                 )
                 for name in self._tables
             },
         )
 
     def _stack(self, candidates: dict[str, np.ndarray], kind: str) -> np.ndarray:
-        arrays = [candidates[f"{kind}_{action}"] for action in self._actions]
-        return np.stack(arrays, axis=-1).astype(np.float32)
+        stacked = np.empty((*candidates["candidate_row"].shape, len(self._actions)), np.float32)
+        for number, action in enumerate(self._actions):
+            stacked[..., number] = candidates[f"{kind}_{action}"]
+        return stacked

@@ -11,6 +11,9 @@ import pyarrow as pa
 WIDTH_MULTIPLE = 8
 """Histories and sequences are padded to a multiple of this, so that few shapes occur."""
 
+STARTS, LENGTHS = "/starts", "/lengths"
+"""A joiner's names of the arrays that all columns of a list share; no column is called that."""
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -61,7 +64,7 @@ class Ragged:
 
     def padded(
         self, rows: np.ndarray, *, multiple: int = 1, least: int = 0
-    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    ) -> dict[str, np.ndarray]:
         """The lists at `rows` [B] from index 0 on, padded with 0 to one width.
 
         Args:
@@ -70,19 +73,30 @@ class Ragged:
             least: ... and at least this.
 
         Returns:
-            Name to [B, width], and the mask bool [B, width] of what is not padding.
+            Name to [B, width].
         """
-        starts, lengths = self.starts[rows], self.lengths[rows]
+        starts, lengths = self.starts.take(rows), self.lengths.take(rows)
         width = max(int(lengths.max(initial=0)), least)
         width += -width % multiple
-        mask = np.arange(width) < lengths[:, None]
-        index = np.arange(int(lengths.sum()))
-        index += np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        total = int(lengths.sum())
+        if total == len(rows) * width:
+            index = starts[:, None] + np.arange(width)
+            return {name: flat.take(index) for name, flat in self.values.items()}
+        ends = np.cumsum(lengths)
+        source = np.repeat(starts - ends + lengths, lengths)
+        source += np.arange(total)
+        target = np.repeat(np.arange(0, len(rows) * width, width) - ends + lengths, lengths)
+        target += np.arange(total)
         padded = {}
         for name, flat in self.values.items():
-            padded[name] = np.zeros(mask.shape, flat.dtype)
-            padded[name][mask] = flat.take(index)
-        return padded, mask
+            array = np.zeros(len(rows) * width, flat.dtype)
+            array[target] = flat.take(source)
+            padded[name] = array.reshape(len(rows), width)
+        return padded
+
+    def mask(self, rows: np.ndarray, width: int) -> np.ndarray:
+        """What of the lists at `rows` [B], padded to a width, is not padding: bool [B, width]."""
+        return np.arange(width) < self.lengths.take(rows)[:, None]
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,7 @@ class Rows:
     def take(self, rows: np.ndarray) -> Rows:
         """The rows at `rows` [m], in that order."""
         return Rows(
-            {name: array[rows] for name, array in self.flat.items()},
+            {name: array.take(rows, axis=0) for name, array in self.flat.items()},
             {name: lists.take(rows) for name, lists in self.lists.items()},
         )
 
@@ -129,24 +143,21 @@ class Joiner:
             shift = 0
             for name, array in lists.values.items():
                 shift = self._append((group, name), array)
-            self._append((group, ""), np.stack([lists.starts + shift, lists.lengths], axis=1))
+            self._append((group, STARTS), lists.starts + shift)
+            self._append((group, LENGTHS), lists.lengths)
 
     def rows(self) -> Rows:
         """All rows added since `clear`, as views of the memory."""
-        flat: dict[str, np.ndarray] = {}
-        values: dict[str, dict[str, np.ndarray]] = {}
-        places: dict[str, np.ndarray] = {}
+        arrays: dict[str, dict[str, np.ndarray]] = {}
         for (group, name), size in self._sizes.items():
-            array = self._arrays[group, name][:size]
-            if not group:
-                flat[name] = array
-            elif name:
-                values.setdefault(group, {})[name] = array
-            else:
-                places[group] = array
+            arrays.setdefault(group, {})[name] = self._arrays[group, name][:size]
+        flat = arrays.pop("", {})
         return Rows(
             flat,
-            {group: Ragged(at[:, 0], at[:, 1], values[group]) for group, at in places.items()},
+            {
+                group: Ragged(values.pop(STARTS), values.pop(LENGTHS), values)
+                for group, values in arrays.items()
+            },
         )
 
     def _append(self, key: tuple[str, str], array: np.ndarray) -> int:

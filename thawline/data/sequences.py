@@ -143,9 +143,7 @@ class SequenceReader:
         return Rows({}, {"items": decode_lists(table, {"item_row": np.int64}, self._num_rows)})
 
     def _assemble(self, rows: Rows, positions: np.ndarray) -> SequenceBatch:
-        items, _ = rows.lists["items"].padded(
-            positions, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
-        )
+        items = rows.lists["items"].padded(positions, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE)
         batch = SequenceBatch(
             item_row=torch.from_numpy(items["item_row"]),
             log_q=torch.from_numpy(self._log_q.take(items["item_row"])),

@@ -75,7 +75,8 @@ class ServedRanker(PythonModel):
         requests, candidates = _pieces(offsets, rows)
         probabilities = np.empty((len(rows), len(meta.actions)))
         for chosen in _batches(candidates.lengths):
-            padded, mask = candidates.padded(chosen)
+            padded = candidates.padded(chosen)
+            mask = candidates.mask(chosen, padded["row"].shape[1])
             batch = self._batch(history, requests[chosen], padded["row"], mask, context_codes)
             logits = self.bundle.score(batch)[torch.from_numpy(mask)]
             probabilities[padded["place"][mask]] = logits.double().sigmoid().numpy()
@@ -154,7 +155,7 @@ class ServedRanker(PythonModel):
         mask: np.ndarray,
         context_codes: np.ndarray,
     ) -> Batch:
-        padded, _ = history.padded(requests, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE)
+        padded = history.padded(requests, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE)
         none = torch.zeros(len(requests), dtype=torch.int64)
         return Batch(
             request_id=none,
