@@ -159,6 +159,26 @@ def test_an_id_outside_the_table_is_named(outside, trains):
         table(torch.tensor([[3, outside]]))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("backward", [*WAYS, "auto"])
+def test_on_cuda_sums_repeat_bit_by_bit_and_an_anomaly_check_names_an_id(backward, ids):
+    table = make_table(backward).cuda()
+    grad = random_grad(30, 20, DIM)
+    sums = []
+    for _ in range(3):
+        table.zero_grad()
+        table(ids.cuda()).backward(grad.cuda())
+        sums.append(table.weight.grad.cpu())
+
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+    torch.testing.assert_close(
+        sums[0].double(), summed_id_by_id(grad, ids, ROWS), rtol=1e-5, atol=1e-5
+    )
+    with torch.autograd.detect_anomaly(), pytest.raises(TrainingError, match=f"row {ROWS} is"):
+        table(torch.tensor([ROWS], device="cuda"))
+
+
 def test_an_unknown_backward_is_refused():
     with pytest.raises(ConfigError, match=r"'onehot' is no backward.*\n.*auto, one-hot, scatter"):
         SmallTable(4, 2, backward="onehot")
