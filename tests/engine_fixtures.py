@@ -22,3 +22,11 @@ def spark(tmp_path_factory):
     windows = Windows(engine="spark", spark=SPARK, memory_limit="1GB")
     with open_engine(windows, Runtime(threads=2), scratch) as engine:
         yield engine
+
+
+@pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.slow)])
+def engine(request):
+    """The name of each engine in turn, ready to be opened."""
+    if request.param == "spark":
+        request.getfixturevalue("spark")
+    return request.param

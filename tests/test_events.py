@@ -164,10 +164,11 @@ def test_files_of_different_schemas_are_told_apart(tmp_path):
     assert "b.parquet: column 'user_id' (events.columns.user_id) is string, but int64 in" in message
 
 
-def test_a_csv_line_with_too_few_fields_is_named_with_its_file(tmp_path):
-    path = text(tmp_path, "log.csv", "user_id,item_id,timestamp\n1,2,3\n4,5\n")
+@pytest.mark.parametrize("quoted", ['4,"5,6', '4,"5"x,6'])
+def test_a_csv_line_with_broken_quotes_is_named_with_its_file(tmp_path, quoted):
+    path = text(tmp_path, "log.csv", f"user_id,item_id,timestamp\n1,2,{SECONDS}\n{quoted}\n")
     message = message_of(tmp_path, {"path": path, "timestamp_unit": "s"})
-    assert "log.csv cannot be read as csv" in message
+    assert "log.csv cannot be read as csv: line 3: Value with unterminated quote" in message
 
 
 # Columns.

@@ -2,9 +2,9 @@
 
 Canonical columns: `user_id` and `item_id` (int64 or string, as in the log), `timestamp` (int64,
 microseconds since 1970 UTC), `request_id` (int64) and `position` (int64) in logs with impressions,
-a boolean column an action, `ctx_<name>` strings, and `held_out`. Where actions come as rows of
-their own, the boolean `impression` tells which rows are impressions, and the others may lack a
-`request_id`.
+a boolean column an action, `ctx_<name>` and `id_<column>` strings, and `held_out`. Where actions
+come as rows of their own, the boolean `impression` tells which rows are impressions, and the others
+may lack a `request_id`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from __future__ import annotations
 import datetime
 import operator
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
 import ibis
 import ibis.expr.types as ir
-from ibis.backends.duckdb import Backend
 
 from thawline.config import Events, Windows
+from thawline.data.delimited import CsvLog, open_csv
 from thawline.data.encoding import is_about_encoding, mend
-from thawline.data.engine import keep
+from thawline.data.engine import Backend, DuckDB, hashed_below, keep
 from thawline.data.grouping import group_by_gap, merge_rows
 from thawline.data.mapping import ColumnMapping, needed_columns
 from thawline.data.sources import (
     Format,
     decide_format,
     find_files,
-    open_csv,
     open_parquet,
     reading,
 )
@@ -41,13 +40,16 @@ RESERVED = {
     *("user_id", "item_id", "timestamp", "request_id", "position", "held_out", "reason", "row"),
     *("action", "number", "weight", "start", "stop", "copy", "impression"),
 }
-RESERVED_PREFIXES = ("ctx_", "label_", "oracle_", "raw_")
+RESERVED_PREFIXES = ("ctx_", "id_", "label_", "oracle_", "raw_")
 
+MISCOUNTED = "wrong number of fields"
+"""Why a line of a CSV file is rejected as a whole."""
 
 HINTS = {
     "impossible timestamp": "if some times are in another unit than the rest, write them in one",
     "future timestamp": "if these times are right, set events.latest",
     "unknown action": "name these words in an action's equals or in events.ignored_actions",
+    MISCOUNTED: "quote fields that hold the separator, and see events.separator",
     "duplicate": "see whether two files of events.path hold the same days",
     "bad encoding": "write the log as UTF-8",
 }
@@ -61,7 +63,8 @@ class EventLog:
     events: ir.Table
     """Canonical columns; no two rows with the same user, item, timestamp and request."""
     rejected: ir.Table
-    """The other rows as text: user_id, item_id, timestamp, request_id, reason."""
+    """The other rows as text: user_id, item_id, timestamp, request_id, action, reason; of CSV files
+    also line, where a line is no row."""
     counts: dict[str, int]
     """Rejected rows by reason; a reason without rows is left out."""
     files: list[Path]
@@ -74,13 +77,16 @@ def is_positive(events: ir.Table, actions: Iterable[str]) -> ir.BooleanValue:
     return reduce(operator.or_, [events[name] for name in actions])
 
 
-def read_events(engine: Backend, settings: Events, windows: Windows) -> EventLog:
+def read_events(
+    engine: Backend, settings: Events, windows: Windows, ids: Mapping[str, str] | None = None
+) -> EventLog:
     """Reads a log, checks it and keeps its events in the engine.
 
     Args:
         engine: Holds the result.
         settings: Where the log is and what its columns mean.
         windows: Uses `holdout_users` and `max_rejected`.
+        ids: Columns of ids for further tables, by config key; they become `id_<column>`.
 
     Raises:
         ConfigError: An action with the name of a column.
@@ -99,19 +105,31 @@ def read_events(engine: Backend, settings: Events, windows: Windows) -> EventLog
     kind = decide_format(settings, files)
     where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     try:
-        staged, hashed = _stage(engine, files, kind, settings, windows, where)
+        staged = _stage(engine, files, kind, settings, windows, where, ids)
     except DataError as error:
         if not is_about_encoding(error):
             raise
+        if isinstance(engine, DuckDB):
+            # What it had read of them goes.
+            engine.con.execute("DROP TABLE IF EXISTS staged")
         with tempfile.TemporaryDirectory() as folder:
             mended = mend(files, kind, Path(folder))
-            staged, hashed = _stage(engine, mended, kind, settings, windows, where)
-    staged, rejected, counts = _reject(engine, staged, settings, windows, where)
+            staged = _stage(engine, mended, kind, settings, windows, where, ids)
+    events, rejected, counts = _reject(engine, staged, settings, windows, where)
     if settings.actions_in_rows:
-        staged = merge_rows(engine, staged, settings)
+        events = merge_rows(engine, events, settings)
     if settings.request_gap_seconds is not None:
-        staged = group_by_gap(engine, staged, round(settings.request_gap_seconds * 1e6))
-    return EventLog(staged, rejected, counts, files, hashed)
+        events = group_by_gap(engine, events, round(settings.request_gap_seconds * 1e6))
+    return EventLog(events, rejected, counts, files, staged.hashed_requests)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    rows: ir.Table
+    """Every row with its canonical columns, its own text and why it is rejected."""
+    lines: ir.Table | None
+    """Of CSV files, the lines that are no rows."""
+    hashed_requests: bool
 
 
 def _stage(
@@ -121,30 +139,31 @@ def _stage(
     settings: Events,
     windows: Windows,
     where: str,
-) -> tuple[ir.Table, bool]:
-    """Every row with its canonical columns and why it is rejected; whether requests are hashed."""
-    needed = needed_columns(settings)
+    ids: Mapping[str, str] | None,
+) -> _Staged:
+    needed = needed_columns(settings, ids)
+    log: CsvLog | None = None
     if kind == "parquet":
         raw = open_parquet(engine, files, needed)
     else:
-        raw = open_csv(engine, files, settings, needed)
+        log = open_csv(engine, files, settings, needed)
+        raw = log.table
     with reading(files, kind, needed):
-        mapping = ColumnMapping(raw, settings, where)
+        mapping = ColumnMapping(raw, settings, where, ids)
         mapping.check()
-        staged = mapping.canonical(windows.holdout_users, _latest(settings))
-        staged = keep(engine, "staged", staged)
-    return staged, mapping.textual.get("request_id", False)
+        rows = mapping.canonical(windows.holdout_users, _latest(settings))
+        rows = keep(engine, "staged", rows)
+        lines = log.malformed(engine) if log else None
+    if lines is not None:
+        lines = lines.filter(hashed_below(lines.line, "sample", settings.sample_users))
+    return _Staged(rows, lines, mapping.textual.get("request_id", False))
 
 
 def _reject(
-    engine: Backend,
-    staged: ir.Table,
-    settings: Events,
-    windows: Windows,
-    where: str,
+    engine: Backend, log: _Staged, settings: Events, windows: Windows, where: str
 ) -> tuple[ir.Table, ir.Table, dict[str, int]]:
     """Splits the staged rows, and fails if too many are rejected."""
-    staged = _find_duplicates(engine, staged, settings)
+    staged = _find_duplicates(engine, log.rows, settings)
     if "request_id" in staged.columns:
         staged = _find_mixed_requests(engine, staged)
     raw = [name for name in staged.columns if name.startswith("raw_")]
@@ -152,10 +171,17 @@ def _reject(
     rejected = rejected.select(
         **{name.removeprefix("raw_"): rejected[name] for name in raw}, reason=rejected.reason
     )
+    total = staged.count().to_pyarrow().as_py()
+    if log.lines is not None:
+        total += log.lines.count().to_pyarrow().as_py()
+        empty = dict.fromkeys(rejected.columns, ibis.null("string"))
+        lines = log.lines.select(
+            **empty | {"reason": ibis.literal(MISCOUNTED), "line": log.lines.line}
+        )
+        rejected = rejected.mutate(line=ibis.null("string")).union(lines)
     rejected = keep(engine, "rejected", rejected.order_by(rejected.columns))
     by_reason = rejected.group_by("reason").aggregate(rows=rejected.count()).to_pyarrow()
     counts = dict(sorted(zip(*(column.to_pylist() for column in by_reason.columns), strict=True)))
-    total = staged.count().to_pyarrow().as_py()
     if total == 0:
         raise DataError(f"{where} holds no rows", "check events.path and events.sample_users")
     if sum(counts.values()) > windows.max_rejected * total:

@@ -14,7 +14,7 @@ import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thawline.config import Events
+from thawline.config import Events, Items
 from thawline.data.engine import Backend, DuckDB, first_line, of_input
 from thawline.errors import DataError
 
@@ -71,8 +71,15 @@ def _format_of(file: PurePath) -> Format | None:
     return SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
 
 
-def decide_format(settings: Events, files: Sequence[Path]) -> Format:
+def decide_format(
+    settings: Events | Items, files: Sequence[Path], section: str = "events"
+) -> Format:
     """The one format of all files, declared or told by their suffixes.
+
+    Args:
+        settings: Uses `format`.
+        files: At least one.
+        section: The config's section, for errors.
 
     Raises:
         DataError: Suffixes that say nothing, or different things.
@@ -85,10 +92,10 @@ def decide_format(settings: Events, files: Sequence[Path]) -> Format:
         return known.pop()  # type: ignore[return-value]
     odd = next(file for file in files if formats[file] != formats[files[0]] or not formats[file])
     raise DataError(
-        f"events.path: cannot tell the format of {odd} from its name"
+        f"{section}.path: cannot tell the format of {odd} from its name"
         if not formats[odd]
-        else f"events.path: {files[0]} and {odd} are of different formats",
-        "set events.format to parquet or csv, or narrow events.path",
+        else f"{section}.path: {files[0]} and {odd} are of different formats",
+        f"set {section}.format to parquet or csv, or narrow {section}.path",
     )
 
 
@@ -144,35 +151,6 @@ def open_parquet(engine: Backend, files: Sequence[Path], needed: dict[str, str])
     if not isinstance(engine, DuckDB):
         return engine.open_parquet(files)
     return engine.read_parquet([str(file) for file in files], hive_partitioning=False)
-
-
-def open_csv(
-    engine: Backend, files: Sequence[Path], settings: Events, needed: dict[str, str]
-) -> ir.Table:
-    """One table over CSV files, every column as text.
-
-    Raises:
-        DataError: A file that does not split into the same columns, or without a needed column.
-    """
-    if not isinstance(engine, DuckDB):
-        table = engine.open_csv(files, settings.separator, settings.header)
-        require_columns(table.columns, needed, files[0])
-        return table
-    options = {"delim": settings.separator, "quote": '"', "all_varchar": True}
-    if settings.header is None:
-        options |= {"header": True}
-    else:
-        options |= {
-            "header": False,
-            "auto_detect": False,
-            "columns": dict.fromkeys(settings.header, "VARCHAR"),
-        }
-    with reading(files, "csv", needed):
-        for file in files[1:]:
-            require_columns(engine.read_csv(str(file), **options).columns, needed, file)
-        table = engine.read_csv([str(file) for file in files], **options)
-    require_columns(table.columns, needed, files[0])
-    return table
 
 
 def require_columns(found: Sequence[str], needed: dict[str, str], file: Path) -> None:

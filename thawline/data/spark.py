@@ -26,6 +26,7 @@ from ibis.util import gen_name
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.types import StringType
 
 from thawline.config import Runtime, Windows
 from thawline.data.packing import COLUMN, pack, unpack
@@ -145,8 +146,12 @@ class SparkEngine(Backend):
     def open_parquet(self, files: Sequence[Path]) -> ir.Table:
         """A table over Parquet files of one schema, the first one's."""
         frame = self._session.read.parquet(*self._locations(files))
-        schema = pq.read_schema(files[0])
-        for field in schema:
+        for field in frame.schema:
+            if isinstance(field.dataType, StringType):
+                # Spark hands on bytes that are no UTF-8; here U+FFFD comes to stand for them.
+                whole = functions.make_valid_utf8(frame[f"`{field.name.replace('`', '``')}`"])
+                frame = frame.withColumn(field.name, whole)
+        for field in pq.read_schema(files[0]):
             # Spark reads nanoseconds as integers, where it is told to; DuckDB rounds them.
             if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
                 micros = functions.timestamp_micros(
@@ -156,17 +161,30 @@ class SparkEngine(Backend):
         return self.view(gen_name("parquet"), frame)
 
     def open_csv(
-        self, files: Sequence[Path], separator: str, header: Sequence[str] | None
+        self,
+        files: Sequence[Path],
+        separator: str,
+        names: Sequence[str],
+        *,
+        skip_first: bool,
+        malformed: str,
     ) -> ir.Table:
-        """A table over CSV files of one header, every column as text."""
+        """A table over CSV files, every column as text.
+
+        The column `malformed` comes after the named ones: a line of another number of fields than
+        theirs, or null.
+        """
         reader = self._session.read.options(
-            sep=separator, quote='"', escape='"', header=header is None, mode="FAILFAST"
+            sep=separator,
+            quote='"',
+            escape='"',
+            header=skip_first,
+            mode="PERMISSIVE",
+            columnNameOfCorruptRecord=malformed,
         )
-        if header is not None:
-            reader = reader.schema(
-                ", ".join(f"`{name.replace('`', '``')}` STRING" for name in header)
-            )
-        return self.view(gen_name("csv"), reader.csv(self._locations(files)))
+        quoted = (f"`{name.replace('`', '``')}` STRING" for name in (*names, malformed))
+        frame = reader.schema(", ".join(quoted)).csv(self._locations(files))
+        return self.view(gen_name("csv"), frame)
 
     def create_table(self, name: str, /, obj: Any = None, **options: Any) -> ir.Table:
         """With `temp=True`, runs a query now and keeps its rows in memory, or on disk.
