@@ -40,8 +40,9 @@ from thawline.data.windows import build_dataset
 from thawline.model.bundle import Meta
 from thawline.model.ranker import Ranker
 from thawline.tables import LocalTable
+from thawline.training.components import TrainedTable
 from thawline.training.loop import Trainer
-from thawline.training.schedule import make_schedule
+from thawline.training.schedule import Schedule
 
 LEARNING_RATE = 0.02
 
@@ -114,7 +115,7 @@ def make_ranker(options: argparse.Namespace) -> tuple[Ranker, torch.optim.Optimi
     ranker = Ranker(
         Model(dim=options.dim),
         actions=1,
-        context_sizes=[10, 10, 10],
+        context_sizes={"a": 10, "b": 10, "c": 10},
         history_length=options.history,
     )
     return ranker, torch.optim.Adam(ranker.parameters(), lr=1e-3, fused=True)
@@ -133,7 +134,7 @@ def thawline_step(options: argparse.Namespace) -> Callable[[Batch], None]:
     def step(batch: Batch) -> None:
         lookup = table.lookup(batch.rows)
         embeddings = lookup.wait()
-        loss = ranker.loss(batch, embeddings).total
+        loss = ranker.loss(batch, {"item": embeddings}).total
         adam.zero_grad()
         loss.backward()
         assert embeddings.grad is not None
@@ -156,7 +157,7 @@ def sparse_step(
         sparse = optimizer(table.parameters(), lr=LEARNING_RATE)  # type: ignore[call-arg]
 
         def step(batch: Batch) -> None:
-            loss = ranker.loss(batch, table(batch.rows)).total
+            loss = ranker.loss(batch, {"item": table(batch.rows)}).total
             adam.zero_grad()
             sparse.zero_grad()
             loss.backward()
@@ -223,7 +224,7 @@ def torchrec_step(options: argparse.Namespace) -> Callable[[Batch], None]:
             ["rows"], rows, lengths=torch.ones_like(rows, dtype=torch.int32)
         )
         embeddings = sharded(features)["rows"].values()
-        loss = ranker.loss(batch, embeddings).total
+        loss = ranker.loss(batch, {"item": embeddings}).total
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -254,6 +255,7 @@ def show_waiting(options: argparse.Namespace) -> None:
             events: {{path: {log.events}, actions: {{click: {{column: click}}}}}}
             windows: {{finetune_days: 20, pretrain_days: 8}}
             finetune: {{batch_size: {options.batch}}}
+            model: {{dim: {options.dim}}}
             """
         )
         build_dataset(config, Path(folder) / "dataset")
@@ -265,9 +267,12 @@ def show_waiting(options: argparse.Namespace) -> None:
             batch_size=options.batch,
             sampler=NegativeSampler(dataset, config.negatives, 0),
         )
-        meta = Meta.of(dataset, Model(dim=options.dim), recipe="co-train", epochs=1, seed=0)
         trainer = Trainer(
-            meta.make_ranker(), table, reader, make_schedule("co-train", 1), learning_rate=1e-3
+            Meta.of(dataset, config).make_ranker(),
+            {"item": TrainedTable(table)},
+            reader,
+            Schedule(1),
+            learning_rate=1e-3,
         )
         (summary,) = trainer.epochs()
     Console().print(

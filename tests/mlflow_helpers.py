@@ -10,6 +10,7 @@ import torch
 
 from thawline.config import Config, parse_config
 from thawline.config import Model as ModelSettings
+from thawline.data.manifest import Catalog
 from thawline.model.bundle import Bundle, Meta, save_bundle
 
 INT_IDS = [700, 5, -3, 900_000_000_000, 42, 8]
@@ -62,7 +63,8 @@ def write_model(folder: Path, ids: list, *, broken: bool = False) -> Bundle:
     if broken:
         ranker.heads.weight.data[0, 0] = torch.nan
     weight = torch.randn(meta.num_rows, 8)
-    save_bundle(folder, meta, ranker, weight, folder / "source.parquet")
+    catalog = Catalog.read(folder / "source.parquet")
+    save_bundle(folder, Bundle(meta, ranker, {"item": weight}, catalog), folder / "source.parquet")
     (folder / "source.parquet").unlink()
     (folder / "epochs.json").write_text("[]")
     return Bundle.load(folder)

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from thawline.config import Model
+from thawline.config import IdTableSettings, Model
 from thawline.data.batches import Batch
 from thawline.model.ranker import Ranker
 
@@ -54,9 +54,27 @@ def widen_history(batch: Batch, more: int) -> Batch:
     )
 
 
-def make_ranker(*, seed=0, actions=2, history=32, settings=SETTINGS) -> Ranker:
+USER = IdTableSettings(column="user_id", rows=5, dim=3)
+AUTHOR = IdTableSettings(column="author_id", of="item", rows=7, dim=2)
+
+
+def with_ids(batch: Batch, seed=0) -> Batch:
+    """The same requests with ids of `USER` and `AUTHOR`, 0 among them."""
+    generator = torch.Generator().manual_seed(seed)
+    author = torch.randint(0, AUTHOR.rows, batch.candidate_row.shape, generator=generator)
+    user = torch.randint(0, USER.rows, (len(batch),), generator=generator)
+    return dataclasses.replace(batch, ids={"user": user, "author": author})
+
+
+def make_ranker(*, seed=0, actions=2, history=32, settings=SETTINGS, **more) -> Ranker:
     torch.manual_seed(seed)
-    return Ranker(settings, actions=actions, context_sizes=[3, 3], history_length=history)
+    return Ranker(
+        settings,
+        actions=actions,
+        context_sizes={"a": 3, "b": 3},
+        history_length=history,
+        **more,
+    )
 
 
 def to_double(batch: Batch) -> Batch:
@@ -64,9 +82,9 @@ def to_double(batch: Batch) -> Batch:
     return dataclasses.replace(
         batch,
         **{
-            field.name: value.double()
-            for field in dataclasses.fields(batch)
-            if (value := getattr(batch, field.name)) is not None and value.is_floating_point()
+            name: value.double()
+            for name, value in batch.tensors().items()
+            if value.is_floating_point()
         },
     )
 

@@ -26,7 +26,8 @@ def test_the_first_scores_equal_those_without_an_adapter_bit_for_bit(kind):
     plain, adapted = ranker_with("off"), ranker_with(kind)
 
     with torch.no_grad():
-        assert torch.equal(plain(batch, weight[batch.rows]), adapted(batch, weight[batch.rows]))
+        rows = {"item": weight[batch.rows]}
+        assert torch.equal(plain(batch, rows), adapted(batch, rows))
 
 
 def test_a_trained_adapter_is_the_formula_on_every_row():
@@ -48,7 +49,7 @@ def test_the_adapter_trains_beside_a_frozen_table():
     batch, weight = make_batch(), make_weight()
     ranker = ranker_with("full")
 
-    ranker.loss(batch, weight[batch.rows]).total.backward()
+    ranker.loss(batch, {"item": weight[batch.rows]}).total.backward()
 
     assert ranker.adapter.matrix.grad.norm() > 1e-3
     assert ranker.adapter.bias.grad.norm() > 1e-3

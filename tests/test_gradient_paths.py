@@ -17,7 +17,7 @@ def row_gradient(paths, *, adapter="off"):
     ranker = make_ranker(settings=settings).double()
     batch = to_double(make_batch())
     embeddings = make_weight().double()[batch.rows].requires_grad_()
-    ranker.loss(batch, embeddings).total.backward()
+    ranker.loss(batch, {"item": embeddings}).total.backward()
     gradient = torch.zeros_like(embeddings) if embeddings.grad is None else embeddings.grad
     return gradient, torch.arange(len(gradient)) >= batch.history_row.numel(), ranker
 
@@ -68,4 +68,5 @@ def test_cutting_paths_changes_no_score():
     cut = make_ranker(settings=SETTINGS.model_copy(update={"gradient_paths": ("contrastive",)}))
 
     with torch.no_grad():
-        assert torch.equal(whole(batch, weight[batch.rows]), cut(batch, weight[batch.rows]))
+        rows = {"item": weight[batch.rows]}
+        assert torch.equal(whole(batch, rows), cut(batch, rows))

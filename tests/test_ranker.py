@@ -7,7 +7,7 @@ from tensors import NUM_ROWS, make_batch, make_ranker, make_weight, widen_histor
 def score(ranker, batch, weight):
     ranker.eval()
     with torch.no_grad():
-        return ranker(batch, weight[batch.rows])
+        return ranker(batch, {"item": weight[batch.rows]})
 
 
 def test_padding_after_the_history_changes_no_score():
@@ -22,12 +22,7 @@ def test_padding_after_the_history_changes_no_score():
 def test_a_request_scores_the_same_alone_and_in_a_batch():
     ranker, batch, weight = make_ranker(), make_batch(), make_weight()
     alone = dataclasses.replace(
-        batch,
-        **{
-            field.name: getattr(batch, field.name)[2:3]
-            for field in dataclasses.fields(batch)
-            if getattr(batch, field.name) is not None
-        },
+        batch, **{name: value[2:3] for name, value in batch.tensors().items()}
     )
 
     torch.testing.assert_close(
@@ -73,7 +68,7 @@ def test_padding_gets_no_gradient_and_real_rows_do():
     ranker, batch, weight = make_ranker(), make_batch(), make_weight()
     embeddings = weight[batch.rows].requires_grad_()
 
-    ranker.loss(batch, embeddings).total.backward()
+    ranker.loss(batch, {"item": embeddings}).total.backward()
 
     norms = embeddings.grad.norm(dim=1)
     assert (norms[batch.rows == 0] == 0).all()
@@ -86,7 +81,7 @@ def test_padding_gets_no_gradient_and_real_rows_do():
 def test_the_total_is_the_weighted_sum_of_the_three_objectives():
     ranker, batch, weight = make_ranker(), make_batch(), make_weight()
 
-    losses = ranker.loss(batch, weight[batch.rows])
+    losses = ranker.loss(batch, {"item": weight[batch.rows]})
 
     expected = losses.head + 0.5 * losses.pairwise + 0.5 * losses.contrastive
     torch.testing.assert_close(losses.total, expected)
@@ -102,7 +97,7 @@ def test_a_request_without_a_positive_takes_no_part_in_the_contrastive_loss():
     moved = dataclasses.replace(few, context=(few.context + 1) % 3)
     moved.history_row[2:] = (few.history_row[2:] % (NUM_ROWS - 2)) + 2
 
-    first = ranker.loss(few, weight[few.rows]).contrastive
-    second = ranker.loss(moved, weight[moved.rows]).contrastive
+    first = ranker.loss(few, {"item": weight[few.rows]}).contrastive
+    second = ranker.loss(moved, {"item": weight[moved.rows]}).contrastive
 
     torch.testing.assert_close(first, second)

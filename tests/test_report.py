@@ -59,7 +59,7 @@ def evaluation() -> dict[str, Any]:
             "epoch": number,
             "losses": {"total": 0.7 - number / 10, "head": 0.4321},
             "seconds": 61.0,
-            "item_share": float(number == 1),
+            "trained": {"item": float(number == 1)},
             "metrics": {"next": holdout(number), "in_window": holdout(number + 10)},
         }
         for number in range(2)
@@ -227,7 +227,9 @@ def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) 
     hostile = {
         "title": HOSTILE,
         "metrics": {HOSTILE: tree},
-        "epochs": [{"metrics": {HOSTILE: tree}, "losses": {HOSTILE: 0.5}, "item_share": 1.0}],
+        "epochs": [
+            {"metrics": {HOSTILE: tree}, "losses": {HOSTILE: 0.5}, "trained": {"item": 1.0}}
+        ],
         "passed": False,
         "reasons": [HOSTILE],
         "model": {"recipe": HOSTILE, "model": {HOSTILE: HOSTILE}},
@@ -266,7 +268,7 @@ def test_plots_take_every_colour_from_the_page(page: str) -> None:
 
 def test_thirty_epochs_of_seven_actions_take_half_a_megabyte_a_hold_out() -> None:
     tree = holdout(0, actions=tuple(f"action_{index}" for index in range(7)))
-    epochs = [{"metrics": {"next": tree}, "item_share": 0.5}] * 30
+    epochs = [{"metrics": {"next": tree}, "trained": {"item": 0.5}}] * 30
     page = render_report({"metrics": {"next": tree}, "epochs": epochs})
     assert len(page.encode()) < 500_000
     assert "trains 50%" in page

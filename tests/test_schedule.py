@@ -1,58 +1,98 @@
+import math
+
 import pytest
 
 from thawline.errors import ConfigError
-from thawline.training.schedule import RECIPES, Schedule, TrainingWindow, make_schedule
+from thawline.training.schedule import Curve, Plan, Schedule, TrainingWindow
+from thawline.training.timeline import draw, lines
 
 
-def trained_steps(recipe, epochs=3, steps_per_epoch=4):
-    schedule = make_schedule(recipe, epochs)
-    return [s for s in range(epochs * steps_per_epoch) if schedule.item_trains(s, steps_per_epoch)]
+def window(start, end):
+    return TrainingWindow(start, end)
+
+
+def test_a_plan_trains_in_exactly_the_steps_of_its_windows():
+    plan = Plan((window(0, 0.5), window(1.25, 2)))
+
+    assert [step for step in range(12) if plan.trains(step, 4)] == [0, 1, 5, 6, 7]
+    assert [plan.share(epoch) for epoch in range(3)] == [0.5, 0.75, 0.0]
+
+
+def test_tiers_train_in_windows_of_their_own_and_the_plan_in_their_union():
+    plan = Plan.by_tier({"head": [window(0, 1)], "torso": [window(0.5, 2)], "tail": []})
+
+    assert plan.windows == (window(0, 2),)
+    assert [sorted(plan.open_tiers(step, 2)) for step in range(5)] == [
+        ["head"],
+        ["head", "torso"],
+        ["torso"],
+        ["torso"],
+        [],
+    ]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "steps"),
+    ("curve", "expected"),
     [
-        ("co-train", list(range(12))),
-        ("frozen", []),
-        ("freeze-until-last", [8, 9, 10, 11]),
-        ("train-first", [0, 1, 2, 3]),
-        ("window(0.5, 1)", [2, 3, 4, 5]),
-        ("window(1.25, 0.5)", [5, 6]),
+        (Curve(), [1, 1, 1, 1, 1, 1]),
+        (Curve(warm_up=0.5), [0.5, 1, 1, 1, 1, 1]),
+        (Curve("cosine"), [(1 + math.cos(math.pi * i / 6)) / 2 for i in range(6)]),
+        (
+            Curve("cosine", warm_up=0.5),
+            [0.5, 1, *((1 + math.cos(math.pi * i / 4)) / 2 for i in range(4))],
+        ),
+        (Curve("cosine", restart=True), [1, 0.5, 1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4]),
+        (Curve(warm_up=0.5, restart=True), [0.5, 1, 0.5, 1, 1, 1]),
     ],
 )
-def test_a_recipe_trains_the_table_in_exactly_its_steps(recipe, steps):
-    assert trained_steps(recipe) == steps
+def test_a_curve_paces_the_trained_steps(curve, expected):
+    plan = Plan((window(0, 0.5), window(1, 2)), curve=curve)
+    steps = [step for step in range(8) if plan.trains(step, 4)]
 
-
-def test_the_share_of_an_epoch_follows_the_window():
-    schedule = make_schedule("window(0.75, 1.5)", 3)
-
-    assert [schedule.item_share(epoch) for epoch in range(3)] == [0.25, 1.0, 0.25]
+    assert steps == [0, 1, 4, 5, 6, 7]
+    assert [plan.factor(step, 4) for step in steps] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "message"),
+    ("plan", "message"),
     [
-        ("freeze-until-lst", "did you mean freeze-until-last"),
-        ("nonsense", "choose one of co-train"),
-        ("window", r"write window\(start, length\)"),
-        ("window(1)", r"write window\(start, length\)"),
-        ("window(a, b)", r"write window\(start, length\)"),
-        ("co-train(1)", "write co-train"),
-        ("window(2.5, 1)", "outside a run of 3 epochs"),
-        ("window(-1, 1)", "outside a run of 3 epochs"),
-        ("window(1, 0)", "ends before it starts"),
+        (Plan((window(2, 1),)), r"window \[2, 1\) of `user` ends before it starts"),
+        (Plan((window(1, 1),)), "ends before it starts"),
+        (Plan((window(math.nan, 1),)), "ends before it starts"),
+        (Plan((window(2.5, 3.5),)), "lies outside a run of 3 epochs"),
+        (Plan((window(-1, 1),)), "lies outside a run of 3 epochs"),
+        (Plan((window(0, 1.5), window(1, 2))), "overlaps the one before"),
+        (Plan.by_tier({"head": [window(0, 1), window(0.5, 2)]}), "overlaps the one before"),
+        (Plan.by_tier({"head": [window(0, 4)]}), "lies outside"),
+        (Plan((window(0, 1),), curve=Curve(warm_up=2)), "warms up for 2 epochs but trains for 1"),
     ],
 )
-def test_a_recipe_that_cannot_be_used_says_what_to_do(recipe, message):
+def test_windows_that_cannot_be_are_refused(plan, message):
     with pytest.raises(ConfigError, match=message):
-        make_schedule(recipe, 3)
+        Schedule(3, {"user": plan})
 
 
-def test_windows_that_overlap_are_refused():
-    with pytest.raises(ConfigError, match="overlaps"):
-        Schedule(3, (TrainingWindow(0, 1.5), TrainingWindow(1, 2)))
+def test_a_time_in_which_nothing_trains_is_refused():
+    schedule = Schedule(3, {"item": Plan((window(2, 3),)), "dense": Plan((window(0, 1.5),))})
+
+    with pytest.raises(ConfigError, match=r"nothing trains from epoch 1\.5 to 2"):
+        schedule.require_training(["item", "dense"])
+    schedule.require_training(["item", "dense", "adapter"])
 
 
-def test_every_recipe_says_what_it_does():
-    assert all(recipe.about and recipe.name == name for name, recipe in RECIPES.items())
+def test_the_timeline_shows_what_trains_when():
+    schedule = Schedule(
+        2,
+        {
+            "item": Plan.by_tier({"head": [window(0, 2)], "tail": [window(1, 2)]}),
+            "user": Plan((window(0.5, 1.25),)),
+        },
+    )
+
+    assert draw(schedule.of("user"), 2, cells=4) == {"": "··━━|━···"}
+    assert lines(schedule, ["item", "user", "dense"]) == [
+        ("item head", "━━━━━━━━━━━━|━━━━━━━━━━━━"),
+        ("item tail", "············|━━━━━━━━━━━━"),
+        ("user", "······━━━━━━|━━━·········"),
+        ("dense", "━━━━━━━━━━━━|━━━━━━━━━━━━"),
+    ]

@@ -1,97 +1,221 @@
-import copy
 import dataclasses
+import math
 
 import pytest
 import torch
-from tensors import ListReader, make_batch, make_ranker, make_weight, to_double
+from tensors import (
+    AUTHOR,
+    NUM_ROWS,
+    SETTINGS,
+    USER,
+    ListReader,
+    make_batch,
+    make_ranker,
+    make_weight,
+    with_ids,
+)
+from training_reference import ReferenceTable, reference_run
 
+from thawline.data.manifest import TIERS
 from thawline.errors import TrainingError
 from thawline.tables import LocalTable
+from thawline.training.components import TrainedTable
 from thawline.training.loop import Trainer
-from thawline.training.schedule import make_schedule
+from thawline.training.recipes import make_plan
+from thawline.training.schedule import Curve, Plan, Schedule, TrainingWindow
+
+RATE = 0.01
 
 
-def make_trainer(recipe, *, epochs=3, batches=4, seed=0, **options):
+def make_trainer(
+    recipe="co-train",
+    *,
+    epochs=3,
+    batches=4,
+    seed=0,
+    plans=None,
+    ranker=None,
+    tables=None,
+    content=None,
+    **options,
+):
+    """The item table follows the recipe; `plans` are those of other components."""
+    schedule = Schedule(epochs, {"item": make_plan(recipe, epochs), **(plans or {})})
+    ranker = ranker or make_ranker(seed=seed)
+    reader = ListReader([with_ids(make_batch(seed=index), seed=index) for index in range(batches)])
+    tables = {"item": item_table(), **(tables or {})}
+    return Trainer(ranker, tables, reader, schedule, learning_rate=RATE, content=content, **options)
+
+
+def item_table():
     table = LocalTable(make_weight(), learning_rate=0.05, trainable=False)
-    reader = ListReader([make_batch(seed=index) for index in range(batches)])
-    schedule = make_schedule(recipe, epochs)
-    ranker = make_ranker(seed=seed)
-    return Trainer(ranker, table, reader, schedule, learning_rate=0.01, **options)
+    tiers = {name: torch.arange(NUM_ROWS) % 4 == index for index, name in enumerate(TIERS)}
+    return TrainedTable(table, tiers, table.weight.clone(), fresh_rows)
+
+
+def fresh_rows(epoch):
+    return make_weight(seed=100 + epoch)
+
+
+def side_table(settings, seed):
+    weight = torch.randn(settings.rows, settings.dim, generator=torch.Generator().manual_seed(seed))
+    return TrainedTable(LocalTable(weight, learning_rate=0.1, trainable=False))
 
 
 def run(trainer):
     return list(trainer.epochs())
 
 
-def reference_run(trainer, trains):
-    """The same training in float64: dense autograd over the whole table, Adagrad row by row."""
-    ranker = copy.deepcopy(trainer.ranker).double()
-    weight = trainer.table.weight.double().clone().requires_grad_()
-    adam = torch.optim.Adam(ranker.parameters(), lr=0.01)
-    state = torch.zeros(len(weight), dtype=torch.float64)
-    step = 0
-    for _ in range(trainer.schedule.epochs):
-        for batch in trainer.reader.batches:
-            batch = to_double(batch)
-            weight.grad = None
-            adam.zero_grad()
-            ranker.loss(batch, weight[batch.rows]).total.backward()
-            if trains(step):
-                if not trains(step - 1):
-                    state.zero_()
-                with torch.no_grad():
-                    for row in set(batch.rows.tolist()) - {0}:
-                        gradient = weight.grad[row]
-                        state[row] += gradient.square().mean()
-                        weight[row] -= 0.05 * gradient / (state[row].sqrt() + 1e-8)
-            adam.step()
-            step += 1
-    return ranker, weight.detach()
+def require_equal(trainer, ranker, tables):
+    for name, table in tables.items():
+        torch.testing.assert_close(
+            trainer.tables[name].weight.double(), table.weight.detach(), rtol=0, atol=2e-4
+        )
+    for name, parameter in trainer.ranker.named_parameters():
+        torch.testing.assert_close(
+            parameter.double(),
+            ranker.get_parameter(name),
+            rtol=0,
+            atol=2e-3,
+            msg=lambda text, n=name: f"{n}: {text}",
+        )
+
+
+def always(step, row=0):
+    return step >= 0
+
+
+STRATIFIED_START = (0, 4, 8, 8)
+"""The first step of head, torso, tail and cold rows; row i is of tier i % 4."""
 
 
 @pytest.mark.parametrize(
-    ("recipe", "trains"),
+    ("recipe", "trains", "renew"),
     [
-        ("co-train", lambda step: step >= 0),
-        ("frozen", lambda step: False),
-        ("freeze-until-last", lambda step: step >= 8),
-        ("train-first", lambda step: 0 <= step < 4),
-        ("window(0.5, 1.25)", lambda step: 2 <= step < 7),
+        ("co-train", always, None),
+        ("frozen", lambda step, row: False, None),
+        ("freeze-until-last", lambda step, row: step >= 8, None),
+        ("train-first", lambda step, row: 0 <= step < 4, None),
+        ("window(0.5, 1.25)", lambda step, row: 2 <= step < 7, None),
+        ("alternate", lambda step, row: step >= 0 and step % 4 >= 2, None),
+        ("stratified", lambda step, row: step >= STRATIFIED_START[row % 4], None),
+        ("re-anchor", always, lambda epoch: make_weight() if epoch else None),
+        ("re-init", always, lambda epoch: fresh_rows(epoch) if epoch else None),
     ],
 )
-def test_training_equals_a_float64_reference(recipe, trains):
+def test_training_equals_a_float64_reference(recipe, trains, renew):
     trainer = make_trainer(recipe)
-    ranker, weight = reference_run(trainer, trains)
+    item = ReferenceTable(trainer.tables["item"], trains, renew=renew or (lambda epoch: None))
+    ranker = reference_run(trainer, {"item": item}, {"dense": (RATE, always)})
 
     run(trainer)
 
-    torch.testing.assert_close(trainer.table.weight.double(), weight, rtol=0, atol=2e-4)
-    for name, parameter in trainer.ranker.named_parameters():
-        expected = ranker.get_parameter(name)
-        torch.testing.assert_close(
-            parameter.double(), expected, rtol=0, atol=2e-3, msg=lambda text, n=name: f"{n}: {text}"
-        )
+    require_equal(trainer, ranker, {"item": item})
+
+
+def test_several_tables_and_parts_train_each_by_a_plan_of_its_own():
+    settings = SETTINGS.model_copy(update={"adapter": "full", "content_tower": (6,)})
+    ranker = make_ranker(settings=settings, tables={"user": USER, "author": AUTHOR}, content_dim=5)
+    content = torch.randn(NUM_ROWS, 5, generator=torch.Generator().manual_seed(9))
+    content[0] = 0
+    plans = {
+        "user": Plan((TrainingWindow(0, 1), TrainingWindow(2, 3))),
+        "author": Plan(),
+        "adapter": Plan((TrainingWindow(1, 3),)),
+        "content_tower": Plan((TrainingWindow(0, 2),), curve=Curve("cosine")),
+        "history_action": Plan(),
+        "ctx_b": Plan((TrainingWindow(0.5, 1), TrainingWindow(1.5, 2))),
+        "dense": Plan((TrainingWindow(0, 0.5), TrainingWindow(1, 3)), curve=Curve(warm_up=0.5)),
+    }
+    trainer = make_trainer(
+        "window(0.5, 1)",
+        ranker=ranker,
+        plans=plans,
+        tables={"user": side_table(USER, 1), "author": side_table(AUTHOR, 2)},
+        content=LocalTable(content.clone(), trainable=False),
+        learning_rates={"adapter": 0.03},
+    )
+    tables = {
+        "item": ReferenceTable(trainer.tables["item"], lambda step, row: 2 <= step < 6),
+        "user": ReferenceTable(
+            trainer.tables["user"], lambda step, row: 0 <= step < 4 or step >= 8
+        ),
+        "author": ReferenceTable(trainer.tables["author"], lambda step, row: False),
+    }
+    author = trainer.tables["author"].weight.clone()
+    action = ranker.action.weight.detach().clone()
+    parts = {
+        "adapter": (0.03, lambda step: step >= 4),
+        "content_tower": (
+            RATE,
+            lambda step: 0 <= step < 8,
+            lambda step: (1 + math.cos(math.pi * step / 8)) / 2,
+        ),
+        "history_action": (RATE, lambda step: False),
+        "ctx_b": (RATE, lambda step: step in (2, 3, 6, 7)),
+        "dense": (
+            RATE,
+            lambda step: step in (0, 1) or step >= 4,
+            lambda step: 0.5 if not step else 1,
+        ),
+        "ctx_a": (RATE, always),
+    }
+    expected = reference_run(trainer, tables, parts, content=content)
+
+    summaries = run(trainer)
+
+    require_equal(trainer, expected, tables)
+    assert torch.equal(trainer.tables["author"].weight, author)
+    assert torch.equal(ranker.action.weight, action)
+    assert summaries[0].trained == {
+        "item": 0.5,
+        "user": 1.0,
+        "author": 0.0,
+        "adapter": 0.0,
+        "content_tower": 1.0,
+        "history_action": 0.0,
+        "ctx_a": 1.0,
+        "ctx_b": 0.5,
+        "dense": 0.5,
+    }
+
+
+def test_a_learning_rate_curve_reaches_the_update_before_the_first_step():
+    curve = Curve("cosine", warm_up=0.5)
+    trainer = make_trainer(plans={"item": Plan((TrainingWindow(0, 3),), curve=curve)})
+
+    def factor(step):
+        return (step + 1) / 2 if step < 2 else (1 + math.cos(math.pi * (step - 2) / 10)) / 2
+
+    item = ReferenceTable(trainer.tables["item"], always)
+    ranker = reference_run(trainer, {"item": item}, {"dense": (RATE, always)}, factor=factor)
+
+    run(trainer)
+
+    require_equal(trainer, ranker, {"item": item})
 
 
 def test_a_frozen_epoch_keeps_every_bit_of_the_table_and_its_state():
     trainer = make_trainer("freeze-until-last")
-    start = trainer.table.weight.clone()
+    start = trainer.tables["item"].weight.clone()
 
     epochs = trainer.epochs()
     next(epochs)
     next(epochs)
 
-    assert torch.equal(trainer.table.weight, start)
-    assert torch.equal(trainer.table.optimizer.state["accumulator"], torch.zeros(len(start)))
+    assert torch.equal(trainer.tables["item"].weight, start)
+    assert torch.equal(
+        trainer.tables["item"].optimizer.state["accumulator"], torch.zeros(len(start))
+    )
     next(epochs)
-    assert not torch.equal(trainer.table.weight, start)
+    assert not torch.equal(trainer.tables["item"].weight, start)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not():
     def weights(seed):
         trainer = make_trainer("co-train", seed=seed)
         run(trainer)
-        return [trainer.table.weight, *trainer.ranker.state_dict().values()]
+        return [trainer.tables["item"].weight, *trainer.ranker.state_dict().values()]
 
     first, again, other = weights(0), weights(0), weights(1)
 
@@ -105,7 +229,7 @@ def test_an_epoch_summary_counts_steps_requests_and_the_share_in_which_the_table
 
     summaries = run(trainer)
 
-    assert [s.item_share for s in summaries] == [0.5, 0.5, 0.0]
+    assert [s.trained["item"] for s in summaries] == [0.5, 0.5, 0.0]
     assert [(s.epoch, s.steps, s.requests) for s in summaries] == [
         (0, 4, 24),
         (1, 4, 24),
@@ -117,9 +241,8 @@ def test_an_epoch_summary_counts_steps_requests_and_the_share_in_which_the_table
 
 def test_the_reported_losses_are_means_over_the_steps():
     trainer = make_trainer("frozen", epochs=1, batches=2)
-    first = trainer.ranker.loss(
-        trainer.reader.batches[0], trainer.table.weight[trainer.reader.batches[0].rows]
-    )
+    batch = trainer.reader.batches[0]
+    first = trainer.ranker.loss(batch, {"item": trainer.tables["item"].weight[batch.rows]})
     seen = []
     step = trainer.train_step
     trainer.train_step = lambda batch: seen.append(step(batch)) or seen[-1]

@@ -412,7 +412,7 @@ def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
             for action in tree["pooled"]:
                 table.add_row(
                     str(epoch["epoch"] + 1),
-                    f"{epoch['item_share']:.0%}",
+                    f"{epoch['trained']['item']:.0%}",
                     holdout,
                     action,
                     f"{epoch['losses']['total']:.4f}",

@@ -50,6 +50,7 @@ def score_holdout(
         sampler=evaluation_sampler(config, dataset),
         shuffle=False,
         limit=limit,
+        id_columns=config.tables.others,
     )
     if reader.num_requests == 0:
         return None

@@ -34,7 +34,8 @@ def write_report(path: str | Path, evaluation: Tree) -> None:
             - `title`: the heading, usually the model's name.
             - `passed`, `reasons`: the gate's verdict.
             - `epochs`: entries of `epochs.json` in order, with `metrics` and, where known, `losses`
-              by objective, `item_share` (share of the epoch in which the table trained), `seconds`.
+              by objective, `seconds` and
+              `trained` (share of the epoch in which each component trained).
             - `model`: `model.json`.
             - `dataset`: `manifest.json`.
             - `audit`: `audit.json`.
@@ -176,7 +177,7 @@ def _by_epoch(holdout: str, action: str, epochs: Sequence[Tree]) -> Markup | Non
     return plots.auc_by_epoch(
         series,
         [index for index, _, _ in scored],
-        [entry.get("item_share") for _, entry, _ in scored],
+        [_table_share(entry) for _, entry, _ in scored],
         f"{holdout}: AUC of {action} after each epoch, pooled and by tier",
     )
 
@@ -231,10 +232,15 @@ def _calibration(bins: Sequence[Tree], sampled: bool) -> str:
     return text
 
 
+def _table_share(entry: Tree) -> float | None:
+    """Share of the epoch in which the item table trained."""
+    return (entry.get("trained") or {}).get("item")
+
+
 def _epoch(index: int, entry: Tree) -> dict[str, Any]:
     return {
         "number": index,
-        "schedule": plots.schedule_word(entry.get("item_share")),
+        "schedule": plots.schedule_word(_table_share(entry)),
         "losses": entry.get("losses") or {},
         "seconds": entry.get("seconds"),
         "metrics": entry.get("metrics") or {},

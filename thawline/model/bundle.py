@@ -3,7 +3,8 @@
 ```
 model.json              what it is (Meta)
 ranker.safetensors      the network
-tables/item.safetensors the item rows
+tables/item.safetensors the item rows; beside them, those of the other ID tables
+content.safetensors     the items' content vectors, where there is a content tower
 catalog.parquet         item ids, by row
 ```
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,14 +24,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from thawline import __version__
-from thawline.config import Model
+from thawline.config import Config, IdTableSettings, Model
 from thawline.data.batches import Batch, padded_width
+from thawline.data.content import content_facts
 from thawline.data.manifest import Catalog, Dataset
 from thawline.errors import DataError
 from thawline.model.ranker import Ranker
 from thawline.tables.carry import carry_rows
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Meta(BaseModel):
@@ -48,21 +51,28 @@ class Meta(BaseModel):
     history_length: int
     num_rows: int
     model: Model
+    tables: dict[str, IdTableSettings] = {}
+    """The ID tables beside the item table."""
+    content_dim: int = 0
+    """Width of the content vectors; 0 without a content tower."""
 
     @classmethod
-    def of(cls, dataset: Dataset, model: Model, *, recipe: str, epochs: int, seed: int) -> Meta:
-        """What a model trained on `dataset` will say of itself."""
+    def of(cls, dataset: Dataset, config: Config) -> Meta:
+        """What a model trained on `dataset` by `config` will say of itself."""
         manifest = dataset.manifest
+        wants_content = config.model.content_tower is not None
         return cls(
             data_version=manifest.data_version,
-            recipe=recipe,
-            epochs=epochs,
-            seed=seed,
+            recipe=config.finetune.recipe,
+            epochs=config.finetune.epochs,
+            seed=config.seed,
             actions=manifest.actions,
             context=manifest.context,
             history_length=manifest.history_length,
             num_rows=dataset.catalog.num_rows,
-            model=model,
+            model=config.model,
+            tables=config.tables.others,
+            content_dim=content_facts(dataset).dim if wants_content else 0,
         )
 
     def make_ranker(self) -> Ranker:
@@ -70,8 +80,10 @@ class Meta(BaseModel):
         return Ranker(
             self.model,
             actions=len(self.actions),
-            context_sizes=[len(values) + 1 for values in self.context.values()],
+            context_sizes={name: len(values) + 1 for name, values in self.context.items()},
             history_length=padded_width(self.history_length),
+            tables=self.tables,
+            content_dim=self.content_dim,
         )
 
 
@@ -81,8 +93,8 @@ class Bundle:
 
     meta: Meta
     ranker: Ranker
-    item_weight: Tensor
-    """`[num_rows, d]`, float32."""
+    weights: Mapping[str, Tensor]
+    """Rows `[N, d]` of each ID table; `content` holds the items' content vectors."""
     catalog: Catalog
 
     @classmethod
@@ -104,31 +116,44 @@ class Bundle:
                 "use the files of one model folder together",
             ) from error
         ranker.eval()
-        item_weight = load_table(
-            folder / "tables" / "item.safetensors", meta.num_rows, meta.model.dim
-        )
-        return cls(meta, ranker, item_weight, Catalog.read(folder / "catalog.parquet"))
+        shapes = {"item": (meta.num_rows, meta.model.dim)}
+        shapes |= {name: (table.rows, table.dim) for name, table in meta.tables.items()}
+        table_weights = {
+            name: load_table(folder / "tables" / f"{name}.safetensors", *shape)
+            for name, shape in shapes.items()
+        }
+        if meta.content_dim:
+            table_weights["content"] = load_table(
+                folder / "content.safetensors", meta.num_rows, meta.content_dim
+            )
+        return cls(meta, ranker, table_weights, Catalog.read(folder / "catalog.parquet"))
 
     def to(self, device: str) -> Bundle:
         """The same model on a device; the network is moved, not copied."""
-        return replace(self, ranker=self.ranker.to(device), item_weight=self.item_weight.to(device))
+        weights = {name: weight.to(device) for name, weight in self.weights.items()}
+        return replace(self, ranker=self.ranker.to(device), weights=weights)
 
     @torch.inference_mode()
     def score(self, batch: Batch) -> Tensor:
         """Logits `[B, C, A]`; what stands at masked candidates means nothing."""
-        batch = batch.to(self.item_weight.device)
-        return self.ranker(batch, self.item_weight.index_select(0, batch.rows))
+        batch = batch.to(self.weights["item"].device)
+        embeddings = {
+            name: self.weights[name].index_select(0, rows).float()
+            for name, rows in self.ranker.rows(batch).items()
+        }
+        return self.ranker(batch, embeddings)
 
 
-def save_bundle(
-    folder: Path, meta: Meta, ranker: Ranker, item_weight: Tensor, catalog: Path
-) -> None:
+def save_bundle(folder: Path, bundle: Bundle, catalog: Path) -> None:
     """Writes a model folder that `Bundle.load` reads; `catalog` is the Parquet file to copy."""
     (folder / "tables").mkdir(parents=True, exist_ok=True)
-    (folder / "model.json").write_text(meta.model_dump_json(indent=2), encoding="utf-8")
-    weights = {name: tensor.contiguous().cpu() for name, tensor in ranker.state_dict().items()}
+    (folder / "model.json").write_text(bundle.meta.model_dump_json(indent=2), encoding="utf-8")
+    ranker = bundle.ranker.state_dict()
+    weights = {name: tensor.contiguous().cpu() for name, tensor in ranker.items()}
     save_file(weights, folder / "ranker.safetensors")
-    save_table(folder / "tables" / "item.safetensors", item_weight)
+    for name, weight in bundle.weights.items():
+        place = folder if name == "content" else folder / "tables"
+        save_table(place / f"{name}.safetensors", weight)
     shutil.copyfile(catalog, folder / "catalog.parquet")
 
 

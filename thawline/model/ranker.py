@@ -1,19 +1,22 @@
 """The article's ranker: history transformer, cross-attention, feature crosses, a head an action.
 
-It holds no ID table: the rows come in as one tensor, in the order of `Batch.rows`.
+It holds no ID table: it says which rows of which table a batch needs (`Ranker.rows`), and they come
+in as one tensor a table, in that order.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from thawline.config import GRADIENT_PATHS, Model
+from thawline.config import GRADIENT_PATHS, IdTableSettings, Model
 from thawline.data.batches import Batch
 from thawline.model.adapter import Adapter
+from thawline.model.content import ContentTower
 from thawline.model.encoder import Block, HistoryEncoder
 from thawline.model.losses import contrastive_loss, head_loss, pairwise_loss
 
@@ -48,7 +51,14 @@ class Ranker(nn.Module):
     """Scores the candidates of a request from the user's history and the context."""
 
     def __init__(
-        self, settings: Model, *, actions: int, context_sizes: list[int], history_length: int
+        self,
+        settings: Model,
+        *,
+        actions: int,
+        context_sizes: Mapping[str, int],
+        history_length: int,
+        tables: Mapping[str, IdTableSettings] | None = None,
+        content_dim: int = 0,
     ) -> None:
         """Makes a ranker with fresh parameters from torch's global generator.
 
@@ -57,10 +67,13 @@ class Ranker(nn.Module):
             actions: Number of heads.
             context_sizes: Codes of each context column, 0 (missing) included.
             history_length: Longest history.
+            tables: ID tables beside the item table.
+            content_dim: Width of the content vectors, if there is a content tower.
         """
         super().__init__()
         dim = settings.dim
         self.settings = settings
+        self.tables = dict(tables or {})
         self.adapter = Adapter(settings.adapter, dim)
         self.action = nn.Embedding(2**actions, dim)
         self.age = nn.Linear(1, dim)
@@ -75,10 +88,18 @@ class Ranker(nn.Module):
         self.cross_attention = Block(dim, settings.heads, settings.ffn, settings.dropout)
         self.cross_attention_norm = nn.LayerNorm(dim)
         self.next_item = nn.Linear(dim, dim)
-        self.context = nn.ModuleList(
-            nn.Embedding(size, settings.context_dim) for size in context_sizes
+        self.context = nn.ModuleDict(
+            {
+                f"ctx_{name}": nn.Embedding(size, settings.context_dim)
+                for name, size in context_sizes.items()
+            }
         )
         width = 3 * dim + settings.context_dim * len(context_sizes)
+        width += sum(table.dim for table in self.tables.values())
+        self.content_tower = None
+        if settings.content_tower is not None:
+            self.content_tower = ContentTower(content_dim, settings.content_tower, dim)
+            width += dim
         self.cross = CrossNetwork(width, settings.cross_layers)
         widths = [width, *settings.mlp]
         self.mlp = nn.Sequential(
@@ -90,19 +111,43 @@ class Ranker(nn.Module):
         )
         self.heads = nn.Linear(width + widths[-1], actions)
         nn.init.normal_(self.action.weight, std=0.02)
-        for table in self.context:
+        for table in self.context.values():
             nn.init.normal_(table.get_parameter("weight"), std=0.1)
 
-    def forward(self, batch: Batch, embeddings: Tensor) -> Tensor:
-        """Logits `[B, C, A]`, from the rows of `batch.rows` as `embeddings` `[n, d]`."""
-        history, candidates = self._read(batch, embeddings)
-        return self._score(batch, candidates, self._encode(batch, history))
+    def components(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters of each part that may have a schedule of its own, by its name there."""
+        parts: dict[str, nn.Module] = {"history_action": self.action, **self.context}
+        if self.settings.adapter != "off":
+            parts["adapter"] = self.adapter
+        if self.content_tower is not None:
+            parts["content_tower"] = self.content_tower
+        named = {name: list(part.parameters()) for name, part in parts.items()}
+        apart = {id(parameter) for parameters in named.values() for parameter in parameters}
+        named["dense"] = [own for own in self.parameters() if id(own) not in apart]
+        return named
 
-    def loss(self, batch: Batch, embeddings: Tensor) -> Losses:
-        """The training losses, from the rows of `batch.rows` as `embeddings` `[n, d]`."""
-        history, candidates = self._read(batch, embeddings)
+    def rows(self, batch: Batch) -> dict[str, Tensor]:
+        """The rows of each table, int64 `[n]`, that `forward` and `loss` want for a batch.
+
+        `content` stands for the items' content vectors.
+        """
+        rows = {"item": batch.rows}
+        rows |= {name: batch.ids[name].flatten() for name in self.tables}
+        if self.content_tower is not None:
+            rows["content"] = batch.candidate_row.flatten()
+        return rows
+
+    def forward(self, batch: Batch, embeddings: Mapping[str, Tensor]) -> Tensor:
+        """Logits `[B, C, A]`, from the rows that `rows` names as `embeddings`, `[n, d]` each."""
+        history, candidates = self._read(batch, embeddings["item"])
         encoded = self._encode(batch, history)
-        logits = self._score(batch, candidates, encoded)
+        return self._score(batch, candidates, encoded, self._side(batch, embeddings))
+
+    def loss(self, batch: Batch, embeddings: Mapping[str, Tensor]) -> Losses:
+        """The training losses, from the rows that `rows` names as `embeddings`, `[n, d]` each."""
+        history, candidates = self._read(batch, embeddings["item"])
+        encoded = self._encode(batch, history)
+        logits = self._score(batch, candidates, encoded, self._side(batch, embeddings))
         head = head_loss(logits, batch.labels, batch.candidate_mask)
         pairwise = pairwise_loss(logits, batch.labels, batch.candidate_mask)
         contrastive = self._next_item_loss(batch, candidates["contrastive"], encoded)
@@ -133,15 +178,29 @@ class Ranker(nn.Module):
         age = self.age(torch.log1p(batch.history_age).unsqueeze(-1))
         return self.encoder(history + self.action(batch.history_action) + age)
 
-    def _score(self, batch: Batch, candidates: dict[str, Tensor], encoded: Tensor) -> Tensor:
+    def _side(self, batch: Batch, embeddings: Mapping[str, Tensor]) -> list[Tensor]:
+        """Features `[B, C, d]` of each candidate from the other ID tables and its content."""
+        size, count = batch.candidate_row.shape
+        features = []
+        for name, table in self.tables.items():
+            rows = embeddings[name].view(size, -1, table.dim)
+            features.append(rows.expand(-1, count, -1))
+        if self.content_tower is not None:
+            features.append(self.content_tower(embeddings["content"]).view(size, count, -1))
+        return features
+
+    def _score(
+        self, batch: Batch, candidates: dict[str, Tensor], encoded: Tensor, side: list[Tensor]
+    ) -> Tensor:
         attended = self.cross_attention(candidates["transformer"], _padding_mask(batch), encoded)
         count = attended.shape[1]
         features = [
             candidates["feature_cross"],
             self.cross_attention_norm(attended),
             self._user_state(batch, encoded).unsqueeze(1).expand(-1, count, -1),
+            *side,
         ]
-        for column, table in enumerate(self.context):
+        for column, table in enumerate(self.context.values()):
             features.append(table(batch.context[:, column]).unsqueeze(1).expand(-1, count, -1))
         crossed = torch.cat(features, dim=-1)
         return self.heads(torch.cat([self.cross(crossed), self.mlp(crossed)], dim=-1))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from thawline.config import Config
 from thawline.tracking import runs
-from thawline.training.schedule import make_schedule
+from thawline.training.recipes import make_schedule
 
 
 def check(config: Config) -> None:
-    """Fails now over what would otherwise fail late: the recipe, MLflow, the model's name.
+    """Fails now over what would otherwise fail late: the schedule, MLflow, the model's name.
 
     Raises:
         ThawlineError: Something cannot work.
     """
-    make_schedule(config.finetune.recipe, config.finetune.epochs)
+    make_schedule(config, list(config.events.context))
     runs.check(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from thawline.data.batches import Batch, RequestReader
 from thawline.errors import TrainingError
 from thawline.model.ranker import Losses, Ranker
-from thawline.tables.base import IdTable
+from thawline.tables import IdTable, TableGroup
+from thawline.training.components import Network, TableComponent, TrainedTable
 from thawline.training.schedule import Schedule
 
 
@@ -29,22 +30,23 @@ class EpochSummary:
     seconds: float
     waiting: float
     """Seconds of `seconds` spent waiting for batches."""
-    item_share: float
-    """Share of the epoch in which the item table trained."""
+    trained: dict[str, float]
+    """Share of the epoch in which each component trained."""
 
 
 class Trainer:
-    """Trains a ranker and an item table by a schedule."""
+    """Trains a ranker and its ID tables by a schedule."""
 
     def __init__(
         self,
         ranker: Ranker,
-        table: IdTable,
+        tables: Mapping[str, TrainedTable],
         reader: RequestReader,
         schedule: Schedule,
         *,
         learning_rate: float,
-        reset_state_at_thaw: bool = True,
+        learning_rates: Mapping[str, float] | None = None,
+        content: IdTable | None = None,
         clip_norm: float | None = None,
         device: str = "cpu",
         on_step: Callable[[int, int], None] = lambda step, steps: None,
@@ -53,11 +55,12 @@ class Trainer:
 
         Args:
             ranker: The network, on `device`.
-            table: The item rows.
+            tables: `item` and the ranker's other ID tables.
             reader: Training requests.
-            schedule: When the table trains.
+            schedule: When each component trains.
             learning_rate: Of Adam, for the network.
-            reset_state_at_thaw: The first update after a thaw equals a fresh optimizer's.
+            learning_rates: For some of its parts, by name.
+            content: The items' content vectors, for a ranker with a content tower; never trained.
             clip_norm: Clips the norm of the network's gradient.
             device: Where the network is.
             on_step: Called after each step with the steps done and those of the whole run.
@@ -71,11 +74,23 @@ class Trainer:
                 "widen windows.finetune_days or lower windows.holdout_users",
             )
         self.ranker = ranker
-        self.table = table
+        self.tables = {name: trained.table for name, trained in tables.items()}
         self.reader = reader
         self.schedule = schedule
-        self.optimizer = torch.optim.Adam(ranker.parameters(), lr=learning_rate, fused=True)
-        self.reset_state_at_thaw = reset_state_at_thaw
+        parts = ranker.components()
+        self.network = Network(
+            parts,
+            schedule,
+            learning_rate=learning_rate,
+            learning_rates=learning_rates,
+        )
+        self._followers: list[TableComponent | Network] = [
+            *(TableComponent(trained, schedule.of(name)) for name, trained in tables.items()),
+            self.network,
+        ]
+        self.components = [*self.tables, *parts]
+        """What has a schedule, by name."""
+        self._group = TableGroup(self.tables | ({"content": content} if content else {}))
         self.clip_norm = clip_norm
         self.device = device
         self.on_step = on_step
@@ -113,29 +128,25 @@ class Trainer:
             requests=requests,
             seconds=time.perf_counter() - started,
             waiting=waiting,
-            item_share=self.schedule.item_share(epoch),
+            trained={name: self.schedule.of(name).share(epoch) for name in self.components},
         )
 
     def train_step(self, batch: Batch) -> Losses:
         """One step: read the rows, forward, backward, update the rows, update the network."""
-        lookup = self.table.lookup(batch.rows)
+        lookup = self._group.lookup(self.ranker.rows(batch))
         embeddings = lookup.wait()
         losses = self.ranker.loss(batch, embeddings)
-        self.optimizer.zero_grad()
+        self.network.optimizer.zero_grad()
         losses.total.backward()
-        if embeddings.grad is not None:
-            lookup.apply(embeddings.grad)
+        lookup.apply({name: rows.grad for name, rows in embeddings.items()})
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.ranker.parameters(), self.clip_norm)
-        self.optimizer.step()
+        self.network.optimizer.step()
         return losses
 
     def _follow_schedule(self, steps_per_epoch: int) -> None:
-        trains = self.schedule.item_trains(self.step, steps_per_epoch)
-        if trains and not self.table.trainable:
-            self.table.thaw(reset_state=self.reset_state_at_thaw)
-        elif not trains and self.table.trainable:
-            self.table.freeze()
+        for follower in self._followers:
+            follower.follow(self.step, steps_per_epoch)
 
     def _check_finite(self, losses: Losses, batch: Batch, epoch: int) -> None:
         if not torch.isfinite(losses.total):

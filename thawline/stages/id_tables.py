@@ -1,0 +1,144 @@
+"""The ID tables of a fine-tuning run: their first rows, their optimizers, their tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from thawline.config import Config, IdTableSettings, TableRows
+from thawline.data.ids import table_support
+from thawline.data.manifest import FIRST_ROW, PADDING_ROW, TIERS, Dataset
+from thawline.errors import DataError
+from thawline.model.bundle import load_rows, load_table
+from thawline.tables import LocalTable, RowRules, make_optimizer
+from thawline.training.components import TrainedTable
+from thawline.training.drift import row_drift
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A table of a run, and what is known of its rows."""
+
+    table: LocalTable
+    first: Tensor
+    """`[N, d]`: the rows that the run started with."""
+    tier: Tensor
+    """int8 `[N]`: index into `TIERS`."""
+    init: float
+    """Standard deviation of random rows."""
+    seed: int
+
+    def tiers(self) -> dict[str, Tensor]:
+        """Bool `[N]` by tier; padding is in none."""
+        masks = {name: self.tier == index for index, name in enumerate(TIERS)}
+        for mask in masks.values():
+            mask[PADDING_ROW] = False
+        return masks
+
+    def trained(self) -> TrainedTable:
+        """The table as a trainer wants it."""
+        return TrainedTable(self.table, self.tiers(), self.first, self._fresh)
+
+    def drift(self) -> dict[str, float]:
+        """See `row_drift`."""
+        return row_drift(self.table.weight, self.first, self.tiers())
+
+    def _fresh(self, epoch: int) -> Tensor:
+        rows, dim = self.first.shape
+        return random_rows(rows, dim, self.init, seed=self.seed + epoch).to(self.first.device)
+
+
+def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dict[str, RunTable]:
+    """The tables of a run, all frozen.
+
+    Args:
+        config: Its `tables` section, `model.dim` and `seed` are used.
+        data: What is trained on.
+        source: A table folder, or a model folder, whose item rows are taken over; so are those of
+            other ID tables of the same shape. Others start at random.
+        device: Where the tables are to be.
+
+    Raises:
+        DataError: A missing, damaged or unfitting file.
+    """
+    catalog = data.catalog
+    support = torch.zeros(catalog.num_rows, dtype=torch.int64)
+    support[FIRST_ROW:] = torch.from_numpy(catalog.support.copy())
+    tier = torch.full((catalog.num_rows,), TIERS.index("cold"), dtype=torch.int8)
+    tier[FIRST_ROW:] = torch.from_numpy(catalog.tier.astype("int8"))
+    rows = load_rows(source, catalog, config.model.dim, seed=config.seed)
+    made = {
+        "item": _run_table(
+            "item", config.tables.item, rows, support, tier, config.model.dim**-0.5, config, device
+        )
+    }
+    thresholds = config.windows.tiers
+    for name, settings in config.tables.others.items():
+        support = torch.from_numpy(table_support(data, settings))
+        tier = tier_of(support, head=thresholds.head, torso=thresholds.torso)
+        first = _first_rows(name, settings, source, config.seed)
+        made[name] = _run_table(name, settings, first, support, tier, settings.init, config, device)
+    return made
+
+
+def tier_of(support: Tensor, *, head: int, torso: int) -> Tensor:
+    """int8 `[N]`, index into `TIERS`, from the rows' support."""
+    return (3 - (support > 0).to(torch.int8) - (support >= torso) - (support >= head)).to(
+        torch.int8
+    )
+
+
+def random_rows(num_rows: int, dim: int, std: float, *, seed: int) -> Tensor:
+    """Normal rows `[num_rows, dim]`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, dim, generator=generator) * std
+
+
+def _first_rows(name: str, settings: IdTableSettings, source: Path, seed: int) -> Tensor:
+    path = source / "tables" / f"{name}.safetensors"
+    if path.exists():
+        try:
+            return load_table(path, settings.rows, settings.dim)
+        except DataError as error:
+            raise DataError(
+                f"tables.{name}: {error.what}",
+                f"set tables.{name}.rows and dim as they were there, or start from a table folder",
+            ) from error
+    return random_rows(settings.rows, settings.dim, settings.init, seed=seed + crc32(name.encode()))
+
+
+def _run_table(
+    name: str,
+    settings: TableRows,
+    rows: Tensor,
+    support: Tensor,
+    tier: Tensor,
+    init: float,
+    config: Config,
+    device: str,
+) -> RunTable:
+    dtype = getattr(torch, settings.dtype)
+    first = rows.to(device, dtype)
+    support, tier = support.to(device), tier.to(device)
+    table = LocalTable(
+        first.clone(),
+        optimizer=make_optimizer(settings.optimizer, *first.shape, device=first.device),
+        rules=RowRules(
+            weight_decay=settings.weight_decay,
+            pull=settings.pull,
+            drift_cap=settings.drift_cap,
+            frequency_scaling=settings.frequency_scaling,
+            anchor=first,
+            support=support,
+        ),
+        learning_rate=settings.learning_rate,
+        trainable=False,
+        seed=config.seed,
+    )
+    # LocalTable has cleared its padding row.
+    first[PADDING_ROW] = 0
+    return RunTable(table, first, tier, init, config.seed + crc32(f"{name} anew".encode()))

@@ -1,0 +1,75 @@
+"""A schedule as a picture made of characters: one line a component, one span of cells an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from thawline.theory.timing import written_then_replayed
+from thawline.training.schedule import Plan, Schedule, Windows
+
+EMPTY, FULL = "·", "━"
+CELLS = 12
+"""Cells an epoch: a divisor of many, so that halves, thirds and quarters fall on edges."""
+
+
+def draw(plan: Plan, epochs: int, cells: int = CELLS) -> dict[str, str]:
+    """When a component trains: one line for it, or one for each of its tiers.
+
+    Args:
+        plan: Of the component.
+        epochs: Of the run; a `|` stands between two of them.
+        cells: Characters an epoch.
+
+    Returns:
+        Lines by tier; the tier is empty where the plan has none.
+    """
+    tiers = dict(plan.tiers) or {"": plan.windows}
+    return {tier: _line(windows, epochs, cells) for tier, windows in tiers.items()}
+
+
+def lines(schedule: Schedule, components: Iterable[str]) -> list[tuple[str, str]]:
+    """A line for each component (or tier of one): its name and its picture."""
+    return [
+        (f"{name} {tier}".rstrip(), picture)
+        for name in components
+        for tier, picture in draw(schedule.of(name), schedule.epochs).items()
+    ]
+
+
+def describe(schedule: Schedule, components: Iterable[str]) -> dict[str, Any]:
+    """A schedule as plain values, for `schedule.json` and the report.
+
+    `replayed` is the share of examples that a component's training writes and a later epoch shows
+    again (`theory.written_then_replayed`): what a table could have memorised.
+    """
+    return {
+        "epochs": schedule.epochs,
+        "components": {name: _describe(schedule.of(name), schedule.epochs) for name in components},
+    }
+
+
+def _describe(plan: Plan, epochs: int) -> dict[str, Any]:
+    spans = _spans(plan.windows)
+    return {
+        "windows": spans,
+        "tiers": {tier: _spans(windows) for tier, windows in plan.tiers},
+        "renewal": plan.renewal,
+        "curve": {
+            "kind": plan.curve.kind,
+            "warm_up": plan.curve.warm_up,
+            "restart": plan.curve.restart,
+        },
+        "reset_state": plan.reset_state,
+        "replayed": written_then_replayed(spans, epochs),
+    }
+
+
+def _spans(windows: Windows) -> list[tuple[float, float]]:
+    return [(window.start, window.end) for window in windows]
+
+
+def _line(windows: Windows, epochs: int, cells: int) -> str:
+    trained = set().union(*(window.steps(cells) for window in windows))
+    drawn = [FULL if cell in trained else EMPTY for cell in range(epochs * cells)]
+    return "|".join("".join(drawn[epoch * cells :][:cells]) for epoch in range(epochs))
