@@ -1,88 +1,11 @@
 """Every optimizer and rule of the item rows against float64 references, row by row."""
 
-import math
-
 import pytest
 import torch
+from row_reference import DIM, NAMES, ROWS, Reference, make_steps, make_table, run
 
-from thawline.tables import LocalTable, RowRules, make_optimizer
+from thawline.tables import LocalTable, make_optimizer
 from thawline.tables.optimizers import LazyAdam, RowWiseAdagrad
-
-ROWS, DIM = 12, 4
-NAMES = ("row-wise-adagrad", "adagrad", "lazy-adam", "dense-adam", "sgd")
-
-
-def make_table(name, *, learning_rate=0.1, **rules):
-    weight = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(0))
-    return LocalTable(
-        weight.clone(),
-        optimizer=make_optimizer(name, ROWS, DIM),
-        rules=RowRules(**rules),
-        learning_rate=learning_rate,
-    )
-
-
-def make_steps(count=5, seed=1):
-    """Lookups with duplicates and padding; rows 10 and 11 never occur."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        (
-            torch.randint(0, 10, (15,), generator=generator),
-            torch.randn(15, DIM, generator=generator),
-        )
-        for _ in range(count)
-    ]
-
-
-def summed(rows, grad):
-    """Row to its gradient in float64; padding left out."""
-    total = {}
-    for row, piece in zip(rows.tolist(), grad.double(), strict=True):
-        if row:
-            total[row] = total.get(row, 0) + piece
-    return total
-
-
-class Reference:
-    """One row at a time, in float64, with the formulas of the papers."""
-
-    def __init__(self, name, weight, learning_rate, scale=None):
-        self.name, self.lr = name, learning_rate
-        self.weight = weight.double().clone()
-        self.scale = scale or [1.0] * len(weight)
-        self.sum, self.first, self.second, self.count = {}, {}, {}, {}
-        self.steps = 0
-
-    def step(self, rows, grad):
-        gradients = summed(rows, grad)
-        self.steps += 1
-        if self.name == "dense-adam":
-            gradients = {
-                row: gradients.get(row, torch.zeros(DIM).double()) for row in range(1, ROWS)
-            }
-        for row, g in gradients.items():
-            self.weight[row] -= self.lr * self.scale[row] * self.direction(row, g)
-
-    def direction(self, row, g):
-        if self.name == "sgd":
-            return g
-        if self.name == "row-wise-adagrad":
-            self.sum[row] = self.sum.get(row, 0.0) + float((g * g).mean())
-            return g / (math.sqrt(self.sum[row]) + 1e-8)
-        if self.name == "adagrad":
-            self.sum[row] = self.sum.get(row, torch.zeros(DIM).double()) + g * g
-            return g / (self.sum[row].sqrt() + 1e-8)
-        self.count[row] = self.count.get(row, 0) + 1
-        t = self.steps if self.name == "dense-adam" else self.count[row]
-        self.first[row] = 0.9 * self.first.get(row, 0.0) + 0.1 * g
-        self.second[row] = 0.999 * self.second.get(row, 0.0) + 0.001 * g * g
-        corrected = self.second[row] / (1 - 0.999**t)
-        return self.first[row] / (1 - 0.9**t) / (corrected.sqrt() + 1e-8)
-
-
-def run(table, steps):
-    for rows, grad in steps:
-        table.lookup(rows).apply(grad)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,24 +76,6 @@ def test_the_first_update_after_a_thaw_with_reset_equals_a_fresh_optimizers(name
     assert torch.equal(table.weight, fresh.weight)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_state_that_is_saved_and_loaded_goes_on_bit_for_bit(name):
-    whole, first = make_table(name), make_table(name)
-    steps = make_steps(6)
-    run(whole, steps)
-    run(first, steps[:3])
-
-    second = LocalTable(
-        first.weight.clone(), optimizer=make_optimizer(name, ROWS, DIM), learning_rate=0.1
-    )
-    second.optimizer.load_state_dict(
-        {key: value.clone() for key, value in first.optimizer.state_dict().items()}
-    )
-    run(second, steps[3:])
-
-    assert torch.equal(second.weight, whole.weight)
-
-
 def test_the_first_steps_of_idle_rows_are_those_of_theory():
     """Row-wise Adagrad and lazy Adam first move a row by one learning rate a coordinate."""
     gradient = torch.full((1, DIM), 0.3)
@@ -232,3 +137,32 @@ def test_frequency_scaling_slows_rare_rows_by_the_power_of_their_share():
 
     moved = (before - table.weight)[:, 0]
     assert moved[[2, 3, 5]].tolist() == pytest.approx([0.1 * 0.25, 0.1 * 0.5, 0.1], rel=1e-4)
+
+
+def test_the_force_of_decay_and_pull_meets_the_rows_of_the_batch_even_under_dense_adam():
+    table = make_table("dense-adam", weight_decay=0.5, learning_rate=0.1)
+    free = make_table("dense-adam", learning_rate=0.1)
+    before = table.weight.clone()
+    table.freeze(torch.arange(ROWS) == 2)
+    free.freeze(torch.arange(ROWS) == 2)
+
+    for each in (table, free):
+        run(each, [(torch.tensor([2, 5, 9]), torch.ones(3, DIM))])
+
+    for row in (5, 9):
+        torch.testing.assert_close(table.weight[row], free.weight[row] - 0.05 * before[row])
+    untouched = [row for row in range(ROWS) if row not in (5, 9)]
+    assert torch.equal(table.weight[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_update_takes_the_learning_rate_set_just_before_it_the_first_included(name):
+    table = make_table(name, learning_rate=99.0)
+    reference = Reference(name, table.weight, 99.0)
+
+    for index, (rows, grad) in enumerate(make_steps()):
+        table.learning_rate = reference.lr = 0.1 / (index + 1)
+        table.lookup(rows).apply(grad)
+        reference.step(rows, grad)
+
+    torch.testing.assert_close(table.weight.double(), reference.weight, rtol=0, atol=2e-5)

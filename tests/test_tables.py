@@ -137,3 +137,19 @@ def test_a_random_table_is_the_same_for_a_seed_and_has_rows_of_norm_one():
     assert torch.equal(first.weight, again.weight)
     assert not torch.equal(first.weight, LocalTable.random(500, 64, seed=4).weight)
     assert first.weight[1:].norm(dim=1).mean() == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_row_below_the_table_is_named():
+    with pytest.raises(TrainingError, match="row -1 is outside a table of 4 rows"):
+        LocalTable(torch.ones(4, 2)).lookup(torch.tensor([1, -1]))
+
+
+def test_gradients_of_rows_left_out_are_not_summed():
+    rows, grad = torch.tensor([7, 2, 0, 7, 4]), torch.tensor([[1.0], [10.0], [5.0], [2.0], [9.0]])
+    keep = torch.ones(8, dtype=torch.bool)
+    keep[2] = False
+
+    kept, summed = sum_by_row(rows, grad, keep=keep, drop=(0, 4))
+
+    assert kept.tolist() == [7]
+    assert summed.tolist() == [[3.0]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -62,9 +62,10 @@ class GroupLookup:
         Raises:
             TrainingError: A gradient for a table that is frozen or that was not looked up.
         """
-        for name in grads.keys() - self.lookups.keys():
+        if strangers := grads.keys() - self.lookups.keys():
             raise TrainingError(
-                f"a gradient came for the table `{name}`; {_names(self.lookups)} were looked up",
+                f"a gradient came for {_names(sorted(strangers))}, "
+                f"but the tables {_names(self.lookups)} were looked up",
                 "use the lookup that the gradients belong to",
             )
         for name, lookup in self.lookups.items():
@@ -73,5 +74,5 @@ class GroupLookup:
                 lookup.apply(grad)
 
 
-def _names(tables: Mapping[str, object]) -> str:
+def _names(tables: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in tables) or "none"

@@ -124,16 +124,13 @@ class LocalTable:
         Raises:
             TrainingError: A row outside the table; the message names it.
         """
+        if rows.is_cuda:  # A read outside would end the process's use of the GPU.
+            self._require_inside(rows)
         try:
             read = self.read(rows)
-        except (IndexError, RuntimeError) as error:
-            outside = rows[(rows < 0) | (rows >= len(self.weight))]
-            if not len(outside):
-                raise
-            raise TrainingError(
-                f"row {int(outside[0])} is outside a table of {len(self.weight)} rows",
-                "use the table and the dataset that were made from the same catalog",
-            ) from error
+        except (IndexError, RuntimeError):
+            self._require_inside(rows)
+            raise
         return LocalLookup(self, rows, read.requires_grad_(self._trainable))
 
     def read(self, rows: Tensor) -> Tensor:
@@ -193,10 +190,21 @@ class LocalTable:
             step = step.index_add(0, torch.searchsorted(moved, rows), force)
         self._move(moved, step)
 
+    def _require_inside(self, rows: Tensor) -> None:
+        outside = rows[(rows < 0) | (rows >= len(self.weight))]
+        if len(outside):
+            raise TrainingError(
+                f"row {int(outside[0])} is outside a table of {len(self.weight)} rows",
+                "use the table and the dataset that were made from the same catalog",
+            )
+
     def _move(self, rows: Tensor, step: Tensor) -> None:
-        """Moves distinct rows `[u]` by `-lr · step`, within the drift cap."""
+        """Moves distinct rows `[u]`, in ascending order, by `-lr · step`, within the drift cap."""
         if self.weight.dtype == torch.float32 and self.rules.drift_cap is None:
-            self.weight.index_add_(0, rows, step, alpha=-self.learning_rate)
+            if len(rows) == len(self.weight):
+                self.weight.add_(step, alpha=-self.learning_rate)
+            else:
+                self.weight.index_add_(0, rows, step, alpha=-self.learning_rate)
             return
         moved = self.read(rows).add_(step, alpha=-self.learning_rate)
         self.rules.cap(moved, rows)
