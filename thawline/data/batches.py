@@ -187,6 +187,9 @@ class RequestReader:
         }
         if self._has_oracle:
             self._candidate_types |= {f"oracle_{action}": np.float32 for action in self._actions}
+        self._wide: dict[str, type] = dict.fromkeys(
+            ("history_row", "history_action", "candidate_row"), np.int64
+        )
         lists = [*self._history_types, *self._candidate_types]
         groups = RowGroups(
             dataset.request_files(split),
@@ -259,9 +262,9 @@ class RequestReader:
             {
                 "request_id": table.column("request_id").to_numpy(),
                 "timestamp": timestamp.to_numpy(),
-                "context": np.stack(context, axis=1).astype(np.int64)
+                "context": np.stack(context, axis=1)
                 if context
-                else np.zeros((len(table), 0), np.int64),
+                else np.zeros((len(table), 0), np.int32),
                 **{
                     f"ids.{name}": rows(table.column(column).to_numpy())
                     for name, (column, rows) in self._ids_of_requests.items()
@@ -276,9 +279,9 @@ class RequestReader:
             for name in ("request_id", "timestamp", "context")
         )
         history = rows.lists["history"].padded(
-            positions, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
+            positions, self._wide, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
         )
-        candidates = rows.lists["candidates"].padded(positions)
+        candidates = rows.lists["candidates"].padded(positions, self._wide)
         row = candidates["candidate_row"]
         mask = rows.lists["candidates"].mask(positions, row.shape[1])
         labels = self._stack(candidates, "label")
@@ -296,13 +299,13 @@ class RequestReader:
             request_id=torch.from_numpy(request_id),
             timestamp=torch.from_numpy(timestamp),
             history_row=torch.from_numpy(history["history_row"]),
-            history_action=torch.from_numpy(history["history_action"].astype(np.int64)),
+            history_action=torch.from_numpy(history["history_action"]),
             history_age=torch.from_numpy(history["history_age"]),
             candidate_row=torch.from_numpy(row),
             candidate_mask=torch.from_numpy(mask),
             candidate_log_q=torch.from_numpy(self._log_q.take(row)),
             labels=torch.from_numpy(labels),
-            context=torch.from_numpy(context),
+            context=torch.from_numpy(context.astype(np.int64)),
             oracle=None if oracle is None else torch.from_numpy(oracle),
             ids={
                 name: torch.from_numpy(

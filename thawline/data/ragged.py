@@ -63,12 +63,18 @@ class Ragged:
         return Ragged(offsets, lengths, {name: v.take(index) for name, v in self.values.items()})
 
     def padded(
-        self, rows: np.ndarray, *, multiple: int = 1, least: int = 0
+        self,
+        rows: np.ndarray,
+        dtypes: Mapping[str, type] | None = None,
+        *,
+        multiple: int = 1,
+        least: int = 0,
     ) -> dict[str, np.ndarray]:
         """The lists at `rows` [B] from index 0 on, padded with 0 to one width.
 
         Args:
             rows: Which lists.
+            dtypes: Name to the element type wanted, where it is not the stored one.
             multiple: The width is a multiple of this ...
             least: ... and at least this.
 
@@ -79,9 +85,13 @@ class Ragged:
         width = max(int(lengths.max(initial=0)), least)
         width += -width % multiple
         total = int(lengths.sum())
+        wanted = {name: flat.dtype for name, flat in self.values.items()} | dict(dtypes or {})
         if total == len(rows) * width:
             index = starts[:, None] + np.arange(width)
-            return {name: flat.take(index) for name, flat in self.values.items()}
+            return {
+                name: flat.take(index).astype(wanted[name], copy=False)
+                for name, flat in self.values.items()
+            }
         ends = np.cumsum(lengths)
         source = np.repeat(starts - ends + lengths, lengths)
         source += np.arange(total)
@@ -89,8 +99,9 @@ class Ragged:
         target += np.arange(total)
         padded = {}
         for name, flat in self.values.items():
-            array = np.zeros(len(rows) * width, flat.dtype)
-            array[target] = flat.take(source)
+            array = np.zeros(len(rows) * width, wanted[name])
+            # Cast before it is put there: numpy is slow to do both at once.
+            array[target] = flat.take(source).astype(wanted[name], copy=False)
             padded[name] = array.reshape(len(rows), width)
         return padded
 
