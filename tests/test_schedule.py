@@ -88,8 +88,10 @@ def test_the_timeline_shows_what_trains_when():
             "user": Plan((window(0.5, 1.25),)),
         },
     )
+    anew = Plan((window(0, 2),), renewal="random")
 
     assert draw(schedule.of("user"), 2, cells=4) == {"": "··━━|━···"}
+    assert draw(anew, 2, cells=2) == {"": "━━↺━━"}
     assert lines(schedule, ["item", "user", "dense"]) == [
         ("item head", "━━━━━━━━━━━━|━━━━━━━━━━━━"),
         ("item tail", "············|━━━━━━━━━━━━"),

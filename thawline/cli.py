@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -132,6 +132,40 @@ def windows(
             f"late: {day} was built from {late.built:,} events, the log holds {late.now:,} now; "
             "--set windows.late=rebuild builds it anew"
         )
+
+
+@app.command()
+def recipes(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of the run. Default: the config's.")
+    ] = None,
+) -> None:
+    """List the recipes with a timeline of each, and draw the schedule of the config."""
+    from thawline.training import recipes as known
+    from thawline.training.timeline import RENEWED, TRAINS, draw, lines
+
+    chosen = [f"finetune.epochs={epochs}"] if epochs else []
+    settings = _read(config, [*(overrides or ()), *chosen])
+    count = settings.finetune.epochs
+    console = Console(highlight=False)
+    console.print(f"Recipes in a run of {count} epochs ({TRAINS} trains, {RENEWED} starts anew):\n")
+    for recipe in known.RECIPES.values():
+        console.print(f"[bold]{recipe.usage}[/]: {recipe.about}")
+        _print_lines(draw(recipe.plan(count, *recipe.example), count).items())
+    components = known.components_of(settings, list(settings.events.context))
+    schedule = known.make_schedule(settings, list(settings.events.context))
+    console.print("[bold]The schedule of this config[/]")
+    _print_lines(lines(schedule, components))
+
+
+def _print_lines(pictures: Iterable[tuple[str, str]]) -> None:
+    """Timelines with their names behind them."""
+    console = Console(highlight=False, soft_wrap=True)
+    for name, line in pictures:
+        console.print(f"  {line}  {name}")
+    console.print()
 
 
 @app.command()

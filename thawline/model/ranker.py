@@ -19,6 +19,7 @@ from thawline.model.adapter import Adapter
 from thawline.model.content import ContentTower
 from thawline.model.encoder import Block, HistoryEncoder
 from thawline.model.losses import contrastive_loss, head_loss, pairwise_loss
+from thawline.tables.small import SmallTable
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Ranker(nn.Module):
         self.settings = settings
         self.tables = dict(tables or {})
         self.adapter = Adapter(settings.adapter, dim)
-        self.action = nn.Embedding(2**actions, dim)
+        self.action = SmallTable(2**actions, dim, backward=settings.small_table_backward)
         self.age = nn.Linear(1, dim)
         self.encoder = HistoryEncoder(
             dim,
@@ -90,7 +91,9 @@ class Ranker(nn.Module):
         self.next_item = nn.Linear(dim, dim)
         self.context = nn.ModuleDict(
             {
-                f"ctx_{name}": nn.Embedding(size, settings.context_dim)
+                f"ctx_{name}": SmallTable(
+                    size, settings.context_dim, backward=settings.small_table_backward
+                )
                 for name, size in context_sizes.items()
             }
         )

@@ -8,7 +8,7 @@ from typing import Any
 from thawline.theory.timing import written_then_replayed
 from thawline.training.schedule import Plan, Schedule, Windows
 
-EMPTY, FULL = "·", "━"
+FROZEN, TRAINS, RENEWED = "·", "━", "↺"
 CELLS = 12
 """Cells an epoch: a divisor of many, so that halves, thirds and quarters fall on edges."""
 
@@ -18,14 +18,16 @@ def draw(plan: Plan, epochs: int, cells: int = CELLS) -> dict[str, str]:
 
     Args:
         plan: Of the component.
-        epochs: Of the run; a `|` stands between two of them.
+        epochs: Of the run; between two of them stands a `|`, or `RENEWED` where the rows are set
+            to others.
         cells: Characters an epoch.
 
     Returns:
         Lines by tier; the tier is empty where the plan has none.
     """
     tiers = dict(plan.tiers) or {"": plan.windows}
-    return {tier: _line(windows, epochs, cells) for tier, windows in tiers.items()}
+    border = RENEWED if plan.renewal else "|"
+    return {tier: _line(windows, epochs, cells, border) for tier, windows in tiers.items()}
 
 
 def lines(schedule: Schedule, components: Iterable[str]) -> list[tuple[str, str]]:
@@ -69,7 +71,7 @@ def _spans(windows: Windows) -> list[tuple[float, float]]:
     return [(window.start, window.end) for window in windows]
 
 
-def _line(windows: Windows, epochs: int, cells: int) -> str:
+def _line(windows: Windows, epochs: int, cells: int, border: str) -> str:
     trained = set().union(*(window.steps(cells) for window in windows))
-    drawn = [FULL if cell in trained else EMPTY for cell in range(epochs * cells)]
-    return "|".join("".join(drawn[epoch * cells :][:cells]) for epoch in range(epochs))
+    drawn = [TRAINS if cell in trained else FROZEN for cell in range(epochs * cells)]
+    return border.join("".join(drawn[epoch * cells :][:cells]) for epoch in range(epochs))
