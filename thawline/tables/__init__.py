@@ -3,6 +3,7 @@
 from thawline.tables.base import IdTable, Lookup
 from thawline.tables.group import GroupLookup, TableGroup
 from thawline.tables.local import LocalTable
+from thawline.tables.memory import TableSize, require_memory
 from thawline.tables.optimizers import RowOptimizer, make_optimizer
 from thawline.tables.rules import RowRules
 
@@ -14,5 +15,7 @@ __all__ = [
     "RowOptimizer",
     "RowRules",
     "TableGroup",
+    "TableSize",
     "make_optimizer",
+    "require_memory",
 ]

@@ -176,7 +176,8 @@ class LazyAdam(_Stateful):
         first.mul_(self.betas[0]).add_(grad, alpha=1 - self.betas[0])
         second.mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
         correction = [1 - beta**steps for beta in self.betas]
-        return first / correction[0] / (second / correction[1]).sqrt_().add_(self.eps)
+        scale = (second / correction[1]).sqrt_().add_(self.eps)
+        return (first / correction[0]).div_(scale)
 
 
 class DenseAdam(LazyAdam):

@@ -21,7 +21,7 @@ def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
     """
     bits = values.view(torch.int32)
     noise = _uniform_16_bits(values.numel(), generator, values.device).view(values.shape)
-    rounded = ((noise.int() & 0xFFFF) + bits) & -0x10000
+    rounded = noise.int().bitwise_and_(0xFFFF).add_(bits).bitwise_and_(-0x10000)
     return rounded.view(torch.float32).bfloat16()
 
 
