@@ -61,7 +61,8 @@ def sum_rows(grad: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """Adds each gradient to its row, in an order that does not change from run to run.
 
     `index_add_` has such an order on a CPU; on CUDA it adds atomically, in any order, and the
-    sort under `embedding_dense_backward` has one. Half-precision gradients are summed in float32.
+    sort under `embedding_dense_backward` has one. (Of half-precision gradients the latter would
+    lose much on a CPU, where it adds in their own dtype.)
 
     Args:
         grad: `[n, d]`.
@@ -73,8 +74,7 @@ def sum_rows(grad: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """
     if grad.is_cuda:
         return torch.ops.aten.embedding_dense_backward(grad, rows, num_rows, -1, False)
-    wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-    return wide.new_zeros(num_rows, grad.shape[1]).index_add_(0, rows, wide).to(grad.dtype)
+    return grad.new_zeros(num_rows, grad.shape[1]).index_add_(0, rows, grad)
 
 
 def _raise_outside(rows: Tensor, num_rows: int) -> None:
