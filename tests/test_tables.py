@@ -153,3 +153,14 @@ def test_gradients_of_rows_left_out_are_not_summed():
 
     assert kept.tolist() == [7]
     assert summed.tolist() == [[3.0]]
+
+
+def test_rows_may_come_in_32_bits():
+    wide, narrow = (LocalTable(torch.ones(6, 2), learning_rate=0.1) for _ in range(2))
+    rows = torch.tensor([3, 5, 3, 0])
+    grad = torch.arange(4.0)[:, None].expand(4, wide.weight.shape[1]).contiguous()
+
+    wide.lookup(rows).apply(grad)
+    narrow.lookup(rows.int()).apply(grad)
+
+    assert torch.equal(wide.weight, narrow.weight)

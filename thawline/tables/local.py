@@ -284,13 +284,13 @@ def sum_by_row(
     so the result is the same bits every time.
 
     Args:
-        rows: `[n]`, int64.
+        rows: `[n]`, int32 or int64.
         grad: `[n, d]`.
         keep: Rows whose gradients count, bool `[N]`; None: all.
         drop: Rows whose gradients do not count.
 
     Returns:
-        The distinct rows that count in ascending order, `[u]`, and their summed gradients,
+        The distinct rows that count in ascending order, `[u]` int64, and their summed gradients,
         `[u, d]`.
     """
     ordered, order = torch.sort(rows, stable=True)
@@ -302,7 +302,7 @@ def sum_by_row(
         ordered, order = ordered[counted], order[counted]
     distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
     offsets = counts.cumsum(0) - counts
-    return distinct, functional.embedding_bag(order, grad, offsets, mode="sum")
+    return distinct.long(), functional.embedding_bag(order, grad, offsets, mode="sum")
 
 
 def _require_finite(weight: Tensor) -> None:
