@@ -51,6 +51,31 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(tmp_path, l
     assert other.events.read_bytes() != log.events.read_bytes()
 
 
+def test_an_authors_items_are_about_the_same_and_few_authors_have_most(tmp_path):
+    settings = SETTINGS.model_copy(update={"content_dim": 16, "authors": 100})
+    items = pq.read_table(simulate(settings, tmp_path / "log").items)
+    author = items["author_id"].to_numpy()
+    sizes = np.sort(np.bincount(author)[1:])[::-1]
+    assert sizes.sum() == 1_500
+    # 1 / (1 + 1/2 + ... + 1/100) of the items, and half as many.
+    assert sizes[0] == pytest.approx(1_500 / 5.187, abs=1)
+    assert sizes[1] == pytest.approx(1_500 / 5.187 / 2, abs=1)
+    content = items["content"].combine_chunks().flatten().to_numpy().reshape(1_500, 16)
+    content = content / np.linalg.norm(content, axis=1, keepdims=True)
+    alike = content @ content.T
+    same = author[:, None] == author
+    assert abs(alike[~same].mean()) < 0.02
+    np.fill_diagonal(same, False)
+    within = [alike[item][same[item]].mean() for item in range(1_500) if same[item].any()]
+    assert np.mean(within) > 0.2
+
+
+def test_authors_change_no_event(tmp_path, log):
+    fewer = simulate(SETTINGS.model_copy(update={"authors": 3}), tmp_path / "log")
+    assert fewer.events.read_bytes() == log.events.read_bytes()
+    assert fewer.truth.read_bytes() == log.truth.read_bytes()
+
+
 def test_every_impression_has_its_truth_and_there_are_as_many_as_asked_for(events, truth):
     assert len(events["item_id"]) == 60_003
     assert np.array_equal(events["request_id"], truth["request_id"])
@@ -166,7 +191,7 @@ def test_interests_that_drift_are_worth_less_later(tmp_path):
 
 
 def test_content_vectors_are_there_when_asked_for(tmp_path, log):
-    assert pq.read_schema(log.items).names == ["item_id", "born"]
+    assert pq.read_schema(log.items).names == ["item_id", "born", "author_id"]
     settings = SETTINGS.model_copy(update={"content_dim": 5, "impressions": 1_000})
     content = pq.read_table(simulate(settings, tmp_path / "log").items)["content"]
     assert len(content) == 1_500

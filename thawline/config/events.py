@@ -229,6 +229,9 @@ class Simulate(Section):
     born_during: Fraction = Field(
         0.5, description="Share of the items born after the first day; the rest are there from it."
     )
+    authors: Count = Field(
+        800, description="Authors of the items: each has items of similar topics, a few very many."
+    )
     content_dim: Annotated[int, Field(ge=0, le=1024)] = Field(
         0, description="Width of the items' content vectors; 0 writes none."
     )

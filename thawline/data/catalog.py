@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from thawline.config import CatalogRows, Tiers
 from thawline.data.engine import DAY_US, Backend, epoch_us, hash63, keep, stream
 from thawline.data.manifest import CATALOG_KEY, FIRST_ROW, TIERS, UNKNOWN_ROW, RowFacts
+from thawline.data.parts import write_file
 from thawline.data.previous import Previous
 from thawline.data.sources import open_parquet
 from thawline.errors import ConfigError, DataError
@@ -259,15 +260,7 @@ def write_catalog(engine: Backend, catalog: BuiltCatalog, path: Path) -> None:
         metadata={CATALOG_KEY: catalog.facts.model_dump_json().encode()},
     )
     lines = catalog.lines.order_by("row").select(*COLUMNS)
-    waiting = schema.empty_table()
-    with pq.ParquetWriter(path, schema) as writer:
-        # Where row groups end must not depend on how an engine hands out its rows.
-        for batch in stream(engine, lines, ROWS_PER_GROUP):
-            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch]).cast(schema)])
-            while len(waiting) >= ROWS_PER_GROUP:
-                writer.write_table(waiting.slice(0, ROWS_PER_GROUP).combine_chunks())
-                waiting = waiting.slice(ROWS_PER_GROUP)
-        writer.write_table(waiting.combine_chunks())
+    write_file(path, schema, stream(engine, lines, ROWS_PER_GROUP), ROWS_PER_GROUP)
 
 
 def write_moved(catalog: BuiltCatalog, path: Path) -> None:

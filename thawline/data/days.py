@@ -23,6 +23,7 @@ from thawline import __version__
 from thawline.config import Config
 from thawline.data.digests import Digests
 from thawline.data.engine import DAY_US, HOUR_US
+from thawline.data.ids import columns_of
 from thawline.data.manifest import SCHEMA_VERSION, Catalog, Dataset, Day, Digest, Late
 from thawline.data.spans import EPOCH, Spans, span_of
 from thawline.errors import DataError
@@ -85,6 +86,7 @@ def recipe_of(config: Config, spans: Spans, day: datetime.date, truth: Sequence[
         "windows": config.windows.model_dump(mode="json", exclude=NEUTRAL_WINDOWS),
         "labels_until": labels_until,
         "truth": list(truth),
+        "ids": sorted(columns_of(config.tables.others, "request").values()),
     }
     return hash_of(made_from)
 

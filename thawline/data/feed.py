@@ -85,6 +85,29 @@ def make_items(settings: Simulate, at_start: int, rng: np.random.Generator) -> I
     )
 
 
+def make_authors(settings: Simulate, topics: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Gives each item an author, so that an author's items are about the same.
+
+    Items are put in the order of their strongest topic, then of the next one, and that line is cut
+    into authors whose sizes fall as 1 / rank.
+
+    Returns:
+        int64 [N]: authors from 1 on.
+    """
+    strength = np.abs(topics)
+    ranked = np.argsort(-strength, axis=1, kind="stable")[:, :2]
+    # Liking a topic and disliking it are two tastes.
+    sign = np.take_along_axis(topics, ranked, axis=1) > 0
+    taste = 2 * ranked + sign
+    order = np.lexsort([rng.random(len(topics)), *taste.T[::-1]])
+    share = rng.permutation(1.0 / np.arange(1, settings.authors + 1))
+    ends = np.cumsum(share) / share.sum()
+    places = (np.arange(len(topics)) + 0.5) / len(topics)
+    author = np.empty(len(topics), np.int64)
+    author[order] = np.minimum(np.searchsorted(ends, places), settings.authors - 1) + 1
+    return author
+
+
 def make_users(settings: Simulate, rng: np.random.Generator) -> Users:
     """Draws the users; a few are much more active than the rest."""
     return Users(

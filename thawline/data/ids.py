@@ -57,6 +57,12 @@ def columns_of(tables: Mapping[str, IdTableSpec], of: Owner) -> dict[str, str]:
     return found
 
 
+def log_columns(tables: Mapping[str, IdTableSpec]) -> dict[str, str]:
+    """The columns that only tables need of a log, by config key: not the user's own."""
+    found = columns_of(tables, "request")
+    return {key: column for key, column in found.items() if column != USER_ID}
+
+
 def stored_as(column: str) -> str:
     """The column of a dataset's files that holds the hashes of a column."""
     return f"id_{column}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from thawline.config import Config, Events
 from thawline.data.engine import DuckDB, first_line, stream
+from thawline.data.ids import log_columns
 from thawline.data.mapping import needed_columns
 from thawline.data.parts import PartWriter
 from thawline.data.sources import require_columns
@@ -32,8 +33,8 @@ def local_inputs(config: Config, out: Path) -> Iterator[Config]:
     the next block for the same `out` fetches only what is missing or has changed.
 
     Args:
-        config: Its `events.path`, `events.truth` and `windows.previous` may be URLs, and
-            `events.table` may name a table.
+        config: Its `events.path`, `events.truth`, `items.path` and `windows.previous` may be URLs,
+            and `events.table` may name a table.
         out: The folder that will be built.
 
     Raises:
@@ -41,32 +42,35 @@ def local_inputs(config: Config, out: Path) -> Iterator[Config]:
         DataError: Something that is not there, or cannot be fetched.
     """
     cache = out.absolute().with_name(f".{out.name}.inputs")
-    events, windows = config.events, config.windows
+    events, items, windows = config.events, config.items, config.windows
     if events.table is not None:
-        files = export_table(events, cache / "table")
+        files = export_table(events, cache / "table", log_columns(config.tables.others))
         events = events.model_copy(
             update={"path": files, "table": None, "connect": None, "format": "parquet"}
         )
     if events.path is not None:
-        paths = [events.path] if isinstance(events.path, str) else events.path
-        events = events.model_copy(
-            update={"path": [file for path in paths for file in _local(path, cache, "events.path")]}
-        )
+        path = _local(events.path, cache, "events.path")
+        events = events.model_copy(update={"path": path})
+    if items.path is not None:
+        items = items.model_copy(update={"path": _local(items.path, cache, "items.path")})
     if events.truth is not None and is_remote(events.truth):
         (truth,) = fetch_files(events.truth, cache, "events.truth")
         events = events.model_copy(update={"truth": str(truth)})
     if windows.previous is not None and is_remote(windows.previous):
         folder = fetch_folder(windows.previous, cache)
         windows = windows.model_copy(update={"previous": str(folder)})
-    yield config.model_copy(update={"events": events, "windows": windows})
+    yield config.model_copy(update={"events": events, "items": items, "windows": windows})
     shutil.rmtree(cache, ignore_errors=True)
 
 
-def _local(path: str, cache: Path, key: str) -> list[str]:
-    return [str(file) for file in fetch_files(path, cache, key)] if is_remote(path) else [path]
+def _local(path: str | list[str], cache: Path, key: str) -> list[str]:
+    files: list[str] = []
+    for one in [path] if isinstance(path, str) else path:
+        files += map(str, fetch_files(one, cache, key)) if is_remote(one) else [one]
+    return files
 
 
-def export_table(events: Events, folder: Path) -> list[str]:
+def export_table(events: Events, folder: Path, ids: Mapping[str, str]) -> list[str]:
     """Writes the columns of `events.table` that the config names as Parquet files.
 
     The rows are in an order that they decide themselves, so that the same table gives the same
@@ -76,7 +80,7 @@ def export_table(events: Events, folder: Path) -> list[str]:
         ConfigError: ibis cannot connect to `events.connect`.
         DataError: There is no such table or column.
     """
-    needed, url = needed_columns(events), str(events.connect)
+    needed, url = needed_columns(events, ids), str(events.connect)
     try:
         backend = ibis.connect(os.path.expandvars(url))
     except Exception as error:  # Each backend has errors of its own.

@@ -13,6 +13,7 @@ import pyarrow as pa
 from thawline.config import Config
 from thawline.data.catalog import TIMESTAMP
 from thawline.data.engine import Backend, stream
+from thawline.data.ids import columns_of, stored_as
 from thawline.data.manifest import Window
 from thawline.data.parts import PartWriter
 from thawline.data.pieces import cut_sequences
@@ -69,7 +70,7 @@ def write_day(
         blocks: `make_blocks` of their users' positives.
         day: The day.
         folder: Of its part files.
-        config: Uses `windows` and `events`.
+        config: Uses `windows`, `events` and the columns of `tables`.
     """
     length, actions = config.windows.history_length, config.events.actions
     fields = [
@@ -86,6 +87,8 @@ def write_day(
     if config.events.truth is not None:
         fields += [(f"oracle_{name}", pa.list_(pa.float32())) for name in actions]
     fields += [(f"ctx_{name}", pa.int32()) for name in config.events.context]
+    ids = columns_of(config.tables.others, "request").values()
+    fields += [(stored_as(column), pa.int64()) for column in ids]
     start, stop = span_of(Window(start=day, end=day))
     of_day = requests.filter(requests.timestamp >= start, requests.timestamp < stop)
     rows = with_histories(of_day, earlier, blocks, length)

@@ -67,3 +67,20 @@ class PartWriter:
         if self._in_file >= self._rows_per_file:
             self._writer.close()
             self._writer, self._in_file = None, 0
+
+
+def write_file(
+    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows_per_group: int
+) -> None:
+    """Writes rows, cast to the schema, into one file.
+
+    Where its row groups end does not depend on how the rows arrive.
+    """
+    waiting = schema.empty_table()
+    with pq.ParquetWriter(path, schema) as writer:
+        for batch in batches:
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch]).cast(schema)])
+            while len(waiting) >= rows_per_group:
+                writer.write_table(waiting.slice(0, rows_per_group).combine_chunks())
+                waiting = waiting.slice(rows_per_group)
+        writer.write_table(waiting.combine_chunks())

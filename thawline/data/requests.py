@@ -13,6 +13,9 @@ from thawline.data.attribution import attribute, number_impressions
 from thawline.data.engine import HOUR_US, hash63, keep
 from thawline.data.events import is_positive
 
+CONTEXT = ("ctx_", "id_")
+"""How the names of columns begin that are the request's."""
+
 
 def number_positives(engine: Backend, events: ir.Table, actions: list[str]) -> ir.Table:
     """Numbers each user's positives in time order, from 0.
@@ -47,7 +50,7 @@ def single_requests(
 
     Returns:
         request_id (hashed from user, time and item), user_id, timestamp, held_out, candidate_row,
-        label_<action>, and the events' ctx_<name>.
+        label_<action>, and the events' ctx_<name> and id_<column>.
     """
     found = events.filter(
         is_positive(events, actions), events.timestamp >= span[0], events.timestamp < span[1]
@@ -59,7 +62,7 @@ def single_requests(
         f"label_{name}": ibis.array([found[name].cast("int8")]).cast("array<int8>")
         for name in actions
     }
-    context = [name for name in found.columns if name.startswith("ctx_")]
+    context = [name for name in found.columns if name.startswith(CONTEXT)]
     return keep(
         engine,
         "requests",
@@ -128,7 +131,7 @@ def grouped_requests(
     lists |= {f"label_{name}": inside[name].cast("int8") for name in actions}
     if with_truth:
         lists |= {f"oracle_{name}": inside[f"oracle_{name}"] for name in actions}
-    context = [name for name in inside.columns if name.startswith("ctx_")]
+    context = [name for name in inside.columns if name.startswith(CONTEXT)]
     return keep(
         engine,
         "requests",

@@ -26,6 +26,7 @@ from thawline.data.feed import (
     Context,
     Items,
     Requests,
+    make_authors,
     make_context,
     make_items,
     make_requests,
@@ -37,6 +38,9 @@ from thawline.folders import whole_folder
 
 CHUNK_REQUESTS = 4_096
 """Requests drawn at a time. Part of the result: another value gives other draws."""
+
+AUTHORS = 1
+"""Stream of the authors' draws."""
 
 POPULAR, RELEVANT, EXPLORED = 0.40, 0.45, 0.15
 """Shares of the exposure policy."""
@@ -83,7 +87,7 @@ class SimulatedLog:
     truth: Path
     """request_id, item_id, p_click, p_save, in the order of the events."""
     items: Path
-    """item_id, born and, with `content_dim`, content: list<float>."""
+    """item_id, born, author_id and, with `content_dim`, content: list<float>."""
 
     @classmethod
     def at(cls, folder: Path) -> SimulatedLog:
@@ -122,6 +126,10 @@ def _write_items(settings: Simulate, items: Items, rng: np.random.Generator, pat
     columns = {
         "item_id": pa.array(items.item_id),
         "born": _timestamps(settings.start, items.born),
+        # A stream of their own: the events do not depend on the authors.
+        "author_id": make_authors(
+            settings, items.topics, np.random.default_rng([settings.seed, AUTHORS])
+        ),
     }
     if width := settings.content_dim:
         projection = rng.standard_normal((settings.interests, width)).astype(np.float32)

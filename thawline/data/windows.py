@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import ibis.expr.types as ir
 
 from thawline import __version__
-from thawline.config import Config
+from thawline.config import Config, Items
 from thawline.data.catalog import build_catalog, write_catalog, write_moved, write_popularity
 from thawline.data.days import (
     Journal,
@@ -26,6 +27,9 @@ from thawline.data.days import (
 from thawline.data.digests import digest_events
 from thawline.data.engine import DAY_US, Backend, open_engine
 from thawline.data.events import EventLog, is_positive, read_events
+from thawline.data.id_files import hash_request_ids, write_item_ids, write_request_ids
+from thawline.data.ids import Owner, columns_of, log_columns
+from thawline.data.item_file import ItemFile, open_items, write_items
 from thawline.data.manifest import SCHEMA_VERSION, Catalog, Dataset, Day, Manifest, Split, Window
 from thawline.data.outputs import write_day, write_rejected, write_sequences
 from thawline.data.previous import Previous, read_previous
@@ -45,6 +49,7 @@ from thawline.errors import DataError
 
 NEUTRAL = {
     "events": {"path", "truth"},
+    "items": {"path"},
     "windows": {"engine", "spark", "memory_limit", "max_rejected", "late", "previous"},
 }
 """Config keys that change nothing in a dataset: of an input file, the content counts."""
@@ -90,8 +95,9 @@ def build_dataset(
     are taken from it, and those that a build into `root` had finished when it was killed stay.
 
     Args:
-        config: Uses `simulate`, `events`, `windows`, `negatives.bucket_minutes` and
-            `runtime.threads`. With `simulate`, the log is made first, into `root/source`.
+        config: Uses `simulate`, `events`, `items`, the columns of `tables`, `windows`,
+            `negatives.bucket_minutes` and `runtime.threads`. With `simulate`, the log is made
+            first, into `root/source`.
         root: An empty folder, or one in which a build was killed.
         on_step: Told what is being done, in a few words.
         sources: Dataset folders from which days may be taken, beside `windows.previous`; one that
@@ -115,7 +121,12 @@ def build_dataset(
             # The clock of a simulated feed is its own.
             "latest": datetime.datetime.max,
         }
-        config = config.model_copy(update={"events": config.events.model_copy(update=source)})
+        items = Items(
+            path=str(log.items), content="content" if config.simulate.content_dim else None
+        )
+        config = config.model_copy(
+            update={"events": config.events.model_copy(update=source), "items": items}
+        )
     scratch = root / ".scratch"
     try:
         with open_engine(config.windows, config.runtime, scratch) as engine:
@@ -142,9 +153,10 @@ class _Build:
     def run(self, inputs: str) -> Manifest:
         config, engine, root = self.config, self.engine, self.root
         settings, actions = config.windows, list(config.events.actions)
+        items = self._open_items()
 
         self.on_step("reading the log")
-        log = read_events(engine, config.events, settings)
+        log = read_events(engine, config.events, settings, log_columns(config.tables.others))
         first, last = _days_of(log.events)
         spans = Spans.ending(settings.end or last, settings)
         events = log.events.filter(log.events.timestamp < span_of(spans.test)[1])
@@ -163,15 +175,22 @@ class _Build:
         )
         write_catalog(engine, catalog, root / "catalog.parquet")
         write_moved(catalog, root / "moved.parquet")
+        ids, content = {}, None
+        if items is not None:
+            self.on_step("looking items up")
+            named, content = write_items(engine, catalog.lines, items, root / "items.parquet")
+            ids["item"] = write_item_ids(engine, named, items.columns, root)
         placed = events.join(catalog.rows, "item_id")
         positives = number_positives(engine, placed, actions)
         context = _vocabularies(engine, events, spans, config, self.previous)
 
+        columns = list(columns_of(config.tables.others, "request").values())
         plan = self._plan(events, spans, context)
         todo = [day for day in plan.missing if not self._resume(day, plan)]
         self.on_step("grouping requests")
         requests = _requests(engine, placed, todo, spans, config, log) if todo else None
         if requests is not None:
+            requests = hash_request_ids(requests, columns)
             requests = encode_context(engine, requests, list(context))
         by_day = _count(requests, plan)
         counts = _sum_up(by_day, spans)
@@ -199,6 +218,8 @@ class _Build:
                 last,
             )
         days = self._finish_days(requests, positives, todo, plan, by_day)
+        if columns:
+            ids["request"] = self._write_request_ids(events, columns, spans.finetune)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             data_version="",
@@ -218,11 +239,33 @@ class _Build:
             days={str(day): made for day, made in days.items()},
             late=plan.late,
             rows=catalog.facts,
+            ids=ids,
+            content=content,
             inputs=inputs,
             parent=self.previous.version if self.previous else "",
             has_oracle=config.events.truth is not None,
         )
         return manifest.model_copy(update={"data_version": _data_version(manifest, root)})
+
+    def _open_items(self) -> ItemFile | None:
+        """The file of the items, if anything is needed of it."""
+        (self.root / "items.parquet").unlink(missing_ok=True)
+        shutil.rmtree(self.root / "ids", ignore_errors=True)
+        ids = columns_of(self.config.tables.others, "item")
+        if not ids and self.config.items.content is None:
+            return None
+        self.on_step("reading the items")
+        return open_items(self.engine, self.config.items, ids)
+
+    def _write_request_ids(
+        self, events: ir.Table, columns: Sequence[str], window: Window
+    ) -> dict[str, int]:
+        self.on_step("counting ids")
+        start, stop = span_of(window)
+        inside = events.filter(events.timestamp >= start, events.timestamp < stop)
+        folders = [self.root / "requests" / f"day={day}" for day in window.days()]
+        files = [file for folder in folders for file in sorted(folder.glob("part-*.parquet"))]
+        return write_request_ids(self.engine, inside, files, columns, self.root, self.config)
 
     def _plan(self, events: ir.Table, spans: Spans, context: dict[str, list[str]]) -> Plan:
         self.on_step("looking for built days")
@@ -359,7 +402,7 @@ def inputs_version(config: Config) -> str:
     Raises:
         DataError: A file that is missing or cannot be read.
     """
-    events = config.events
+    events, items = config.events, config.items
 
     def prints(path: str | list[str] | None, key: str) -> list[str]:
         return fingerprints(find_files(path, key)) if path else []
@@ -371,7 +414,12 @@ def inputs_version(config: Config) -> str:
             "windows": config.windows.model_dump(mode="json", exclude=NEUTRAL["windows"]),
             "bucket_minutes": config.negatives.bucket_minutes,
             "simulate": config.simulate and config.simulate.model_dump(mode="json"),
+            "items": items.model_dump(mode="json", exclude=NEUTRAL["items"]),
+            "ids": {
+                of: sorted(columns_of(config.tables.others, of).values()) for of in get_args(Owner)
+            },
             "files": prints(events.path, "events.path"),
+            "item_files": prints(items.path, "items.path"),
             "truth": prints(events.truth, "events.truth"),
         }
     )
@@ -380,11 +428,17 @@ def inputs_version(config: Config) -> str:
 def _data_version(manifest: Manifest, root: Path) -> str:
     """A hash of what is in a dataset, wherever its days were built."""
     described = {"data_version", "inputs", "parent", "late", "days"}
+    files = ["catalog.parquet", "popularity.parquet"]
+    # Without them, the version is what it was before there could be any.
+    if manifest.ids or manifest.content:
+        files += ["items.parquet"] * (root / "items.parquet").exists()
+    else:
+        described |= {"ids", "content"}
     return hash_of(
         {
             "manifest": manifest.model_dump(mode="json", exclude=described),
             "days": {day: made.content for day, made in manifest.days.items()},
-            "files": [hash_file(root / name) for name in ("catalog.parquet", "popularity.parquet")],
+            "files": [hash_file(root / name) for name in files],
             "folders": [content_of(root / name) for name in ("sequences", "rejected")],
         }
     )
