@@ -58,7 +58,15 @@ class Windows(Section):
         50, description="Longest pretraining sequence; longer ones are cut into several."
     )
     holdout_users: Fraction = Field(
-        0.05, description="Share of users held out of all training (the `in_window` hold-out)."
+        0.05,
+        description="Share of users held out of all training (the `in_window` hold-out); of "
+        "requests, with `holdout_by: request`.",
+    )
+    holdout_by: Literal["user", "request"] = Field(
+        "user",
+        description="user: nothing of a held-out user trains, who is new to a table of users; "
+        "request: the positives of held-out requests are no targets in any training, but are in "
+        "the histories of later requests.",
     )
     tiers: Tiers = Tiers()
     catalog: CatalogRows = CatalogRows()

@@ -85,7 +85,8 @@ def read_events(
     Args:
         engine: Holds the result.
         settings: Where the log is and what its columns mean.
-        windows: Uses `holdout_users` and `max_rejected`.
+        windows: Uses `holdout_users`, `holdout_by` (no row is `held_out` by request yet) and
+            `max_rejected`.
         ids: Columns of ids for further tables, by config key; they become `id_<column>`.
 
     Raises:
@@ -151,7 +152,8 @@ def _stage(
     with reading(files, kind, needed):
         mapping = ColumnMapping(raw, settings, where, ids)
         mapping.check()
-        rows = mapping.canonical(windows.holdout_users, _latest(settings))
+        share = windows.holdout_users if windows.holdout_by == "user" else 0.0
+        rows = mapping.canonical(share, _latest(settings))
         rows = keep(engine, "staged", rows)
         lines = log.malformed(engine) if log else None
     if lines is not None:

@@ -173,6 +173,8 @@ class Manifest(BaseModel):
     """Days that stayed as they were though events came late; `before <date>` stands for all days
     before the first one."""
     rows: RowFacts = RowFacts()
+    holdout_by: Literal["user", "request"] = "user"
+    """Whether users or single requests are held out of training."""
     ids: dict[Literal["request", "item"], dict[str, int]] = {}
     """Columns of ids that requests and items hold, and how many ids of each training has seen."""
     content: ContentFacts | None = None

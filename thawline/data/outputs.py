@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +14,7 @@ import ibis.expr.types as ir
 import pyarrow as pa
 
 from thawline.config import Config
+from thawline.data.background import Cancelled, run_ahead
 from thawline.data.catalog import TIMESTAMP
 from thawline.data.engine import Backend, stream
 from thawline.data.ids import columns_of, stored_as
@@ -19,6 +23,11 @@ from thawline.data.parts import PartWriter
 from thawline.data.pieces import cut_sequences
 from thawline.data.requests import with_histories
 from thawline.data.spans import Spans, span_of
+
+AHEAD = 16
+"""Batches of rows that a thread fetches from the engine while others are written."""
+
+Batches = Iterator[pa.RecordBatch]
 
 
 def write_rejected(engine: Backend, rejected: ir.Table, folder: Path, config: Config) -> None:
@@ -31,7 +40,12 @@ def write_sequences(
     engine: Backend, positives: ir.Table, folder: Path, spans: Spans, config: Config
 ) -> dict[Literal["train", "held_out"], int]:
     """Writes the sequences of the pretraining window and counts them."""
-    table = cut_sequences(positives, span_of(spans.pretrain), config.windows.sequence_length)
+    table = cut_sequences(
+        positives,
+        span_of(spans.pretrain),
+        config.windows.sequence_length,
+        by_request=config.windows.holdout_by == "request",
+    )
     schema = pa.schema(
         [
             ("user_id", id_type(table.user_id)),
@@ -43,7 +57,7 @@ def write_sequences(
 
     def counted() -> Iterator[pa.RecordBatch]:
         nonlocal held_out
-        for batch in stream(engine, table):
+        for batch in run_ahead(lambda _: stream(engine, table), AHEAD):
             held_out += batch.column("held_out").true_count
             yield batch
 
@@ -52,27 +66,55 @@ def write_sequences(
     return {"train": writer.rows - held_out, "held_out": held_out}
 
 
-def write_day(
+def stream_days(
     engine: Backend,
     requests: ir.Table,
-    earlier: ir.Table,
     blocks: ir.Table,
-    day: datetime.date,
-    folder: Path,
+    days: Sequence[datetime.date],
     config: Config,
-) -> None:
-    """Writes the requests of a day with their histories, in order of (timestamp, request_id).
+) -> Iterator[tuple[datetime.date, Batches]]:
+    """The requests of some days with their histories, in order of (timestamp, request_id).
+
+    A thread fetches them, so that a day is computed while the one before is written. The engine is
+    in use until the iterator is exhausted or closed.
 
     Args:
-        engine: Runs the query.
-        requests: Of that day and maybe of others.
-        earlier: `count_earlier` of them.
+        engine: Runs the queries.
+        requests: Of those days and maybe of others, with `earlier` (`count_earlier`).
         blocks: `make_blocks` of their users' positives.
-        day: The day.
-        folder: Of its part files.
+        days: In order.
         config: Uses `windows`, `events` and the columns of `tables`.
+
+    Yields:
+        Each day and its rows, which must be taken before the next day.
     """
-    length, actions = config.windows.history_length, config.events.actions
+    names = request_schema(requests, config).names
+
+    def fetch(cancelled: Cancelled) -> Iterator[tuple[datetime.date, pa.RecordBatch | None]]:
+        for day in days:
+            # A day without requests is a day too.
+            yield day, None
+            start, stop = span_of(Window(start=day, end=day))
+            of_day = requests.filter(requests.timestamp >= start, requests.timestamp < stop)
+            rows = with_histories(of_day, blocks, config.windows.history_length)
+            for batch in stream(engine, rows.order_by(["timestamp", "request_id"]).select(names)):
+                if cancelled():
+                    return
+                yield day, batch
+
+    with closing(run_ahead(fetch, AHEAD)) as fetched:
+        for day, rows in groupby(fetched, itemgetter(0)):
+            yield day, (batch for _, batch in rows if batch is not None)
+
+
+def write_day(batches: Batches, schema: pa.Schema, folder: Path, config: Config) -> None:
+    """Writes the requests of a day."""
+    _writer(folder, schema, config).write_all(batches)
+
+
+def request_schema(requests: ir.Table, config: Config) -> pa.Schema:
+    """The columns of a part file of requests."""
+    actions = config.events.actions
     fields = [
         ("request_id", pa.int64()),
         ("user_id", id_type(requests.user_id)),
@@ -89,11 +131,7 @@ def write_day(
     fields += [(f"ctx_{name}", pa.int32()) for name in config.events.context]
     ids = columns_of(config.tables.others, "request").values()
     fields += [(stored_as(column), pa.int64()) for column in ids]
-    start, stop = span_of(Window(start=day, end=day))
-    of_day = requests.filter(requests.timestamp >= start, requests.timestamp < stop)
-    rows = with_histories(of_day, earlier, blocks, length)
-    rows = rows.order_by(["timestamp", "request_id"]).select([name for name, _ in fields])
-    _writer(folder, pa.schema(fields), config).write_all(stream(engine, rows))
+    return pa.schema(fields)
 
 
 def id_type(column: ir.Column) -> pa.DataType:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from thawline.data.engine import HOUR_US, Backend
 from thawline.data.findings import Finding
+from thawline.data.ids import USER_ID
 from thawline.data.manifest import FIRST_ROW, Dataset, Split
 from thawline.errors import DataError
 
@@ -143,28 +144,41 @@ def repeated_requests(engine: Backend, dataset: Dataset) -> Finding:
 
 
 def holdout_leakage(engine: Backend, dataset: Dataset) -> Finding:
-    """Whether held-out users are in anything that trains."""
-    files = {"requests": dataset.request_files("train"), "sequences": dataset.sequence_files()}
+    """Whether held-out users, or requests, are in anything that trains."""
+    by_user = dataset.manifest.holdout_by == "user"
+    what, key = ("user", "user_id") if by_user else ("request", "request_id")
+    files = [dataset.request_files("train")]
+    if by_user:
+        files.append(dataset.sequence_files())
     trained, held_out = [], []
-    for paths in files.values():
+    for paths in files:
         table = _open(engine, paths)
         if table is not None:
-            trained.append(table.filter(~table.held_out).select("user_id").distinct())
-            held_out.append(table.filter(table.held_out).select("user_id").distinct())
+            trained.append(table.filter(~table.held_out).select(key).distinct())
+            held_out.append(table.filter(table.held_out).select(key).distinct())
     count = 0
     if trained:
-        both = _union(held_out).distinct().inner_join(_union(trained).distinct(), "user_id")
+        both = _union(held_out).distinct().inner_join(_union(trained).distinct(), key)
         count = both.count().to_pyarrow().as_py()
-    figures = {"users": count}
+    figures = {f"{what}s": count}
     if count:
         return Finding(
             name="holdout_leakage",
             severity="error",
-            text=f"{count:,} held-out users are in the training data too.",
+            text=f"{count:,} held-out {what}s are in the training data too.",
             remedy=_REBUILD,
             figures=figures,
         )
-    text = "No held-out user is in the training data."
+    text = f"No held-out {what} is in the training data."
+    if by_user and USER_ID in dataset.manifest.ids.get("request", {}):
+        return Finding(
+            name="holdout_leakage",
+            severity="warning",
+            text=f"{text} They are new to a table of users, so the in_window hold-out tells only "
+            "how a model does without their rows.",
+            remedy="set windows.holdout_by: request to see what a table of users does",
+            figures=figures,
+        )
     return Finding(name="holdout_leakage", severity="info", text=text, figures=figures)
 
 

@@ -67,7 +67,8 @@ class SequenceReader:
 
         Args:
             dataset: The folder.
-            held_out: Sequences of held-out users, or of all others.
+            held_out: Sequences of held-out users (or that end with a held-out positive), or
+                those to train on.
             batch_size: Sequences a batch; only the last one of an epoch may be smaller.
             seed: Of the order.
             shuffle: False gives the order of the files.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -27,11 +28,18 @@ from thawline.data.days import (
 from thawline.data.digests import digest_events
 from thawline.data.engine import DAY_US, Backend, open_engine
 from thawline.data.events import EventLog, is_positive, read_events
+from thawline.data.holdout import hold_requests_out
 from thawline.data.id_files import hash_request_ids, write_item_ids, write_request_ids
 from thawline.data.ids import Owner, columns_of, log_columns
 from thawline.data.item_file import ItemFile, open_items, write_items
 from thawline.data.manifest import SCHEMA_VERSION, Catalog, Dataset, Day, Manifest, Split, Window
-from thawline.data.outputs import write_day, write_rejected, write_sequences
+from thawline.data.outputs import (
+    request_schema,
+    stream_days,
+    write_day,
+    write_rejected,
+    write_sequences,
+)
 from thawline.data.previous import Previous, read_previous
 from thawline.data.requests import (
     count_earlier,
@@ -160,6 +168,8 @@ class _Build:
         first, last = _days_of(log.events)
         spans = Spans.ending(settings.end or last, settings)
         events = log.events.filter(log.events.timestamp < span_of(spans.test)[1])
+        if settings.holdout_by == "request":
+            events = hold_requests_out(engine, events, settings.holdout_users)
 
         self.on_step("numbering items and positives")
         catalog = build_catalog(
@@ -191,7 +201,6 @@ class _Build:
         requests = _requests(engine, placed, todo, spans, config, log) if todo else None
         if requests is not None:
             requests = hash_request_ids(requests, columns)
-            requests = encode_context(engine, requests, list(context))
         by_day = _count(requests, plan)
         counts = _sum_up(by_day, spans)
         for name, key, split, window in (
@@ -217,7 +226,7 @@ class _Build:
                 first,
                 last,
             )
-        days = self._finish_days(requests, positives, todo, plan, by_day)
+        days = self._finish_days(requests, positives, todo, plan, by_day, list(context))
         if columns:
             ids["request"] = self._write_request_ids(events, columns, spans.finetune)
         manifest = Manifest(
@@ -239,6 +248,7 @@ class _Build:
             days={str(day): made for day, made in days.items()},
             late=plan.late,
             rows=catalog.facts,
+            holdout_by=settings.holdout_by,
             ids=ids,
             content=content,
             inputs=inputs,
@@ -292,6 +302,7 @@ class _Build:
         todo: list[datetime.date],
         plan: Plan,
         by_day: dict[datetime.date, dict],
+        context: list[str],
     ) -> dict[datetime.date, Day]:
         """Takes and writes the days of requests."""
         days = {}
@@ -304,16 +315,20 @@ class _Build:
             if len(todo) < len(plan.expected):
                 positives = positives.semi_join(requests, "user_id")
             earlier = count_earlier(self.engine, requests, positives)
+            requests = requests.join(earlier, "request_id")
+            requests = encode_context(self.engine, requests, context)
             blocks = make_blocks(self.engine, positives, self.config.windows.history_length)
-            for day in todo:
-                self.on_step(f"writing the requests of {day}")
-                out = self.root / "requests" / f"day={day}"
-                shutil.rmtree(out, ignore_errors=True)
-                write_day(self.engine, requests, earlier, blocks, day, out, self.config)
-                days[day] = plan.expected[day].model_copy(
-                    update={"content": content_of(out), "requests": by_day[day]}
-                )
-                self.journal.add(day, days[day])
+            schema = request_schema(requests, self.config)
+            with closing(stream_days(self.engine, requests, blocks, todo, self.config)) as streamed:
+                for day, batches in streamed:
+                    self.on_step(f"writing the requests of {day}")
+                    out = self.root / "requests" / f"day={day}"
+                    shutil.rmtree(out, ignore_errors=True)
+                    write_day(batches, schema, out, self.config)
+                    days[day] = plan.expected[day].model_copy(
+                        update={"content": content_of(out), "requests": by_day[day]}
+                    )
+                    self.journal.add(day, days[day])
         return {day: days[day] for day in plan.expected}
 
 
@@ -429,7 +444,9 @@ def _data_version(manifest: Manifest, root: Path) -> str:
     """A hash of what is in a dataset, wherever its days were built."""
     described = {"data_version", "inputs", "parent", "late", "days"}
     files = ["catalog.parquet", "popularity.parquet"]
-    # Without them, the version is what it was before there could be any.
+    # Without them, and by users, the version is what it was before there was a choice.
+    if manifest.holdout_by == "user":
+        described |= {"holdout_by"}
     if manifest.ids or manifest.content:
         files += ["items.parquet"] * (root / "items.parquet").exists()
     else:
