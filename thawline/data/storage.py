@@ -27,6 +27,8 @@ T = TypeVar("T")
 SCHEMES = ("s3", "gs", "hdfs")
 ATTEMPTS = 4
 """At a file; within each of them, pyarrow's S3 tries every request thrice."""
+GOOGLE_SECONDS = 20
+"""For which Google's client tries a request again within an attempt."""
 FIRST_PAUSE = 0.2
 """Seconds before the second attempt; each pause is twice the one before."""
 AT_ONCE = 8
@@ -85,8 +87,10 @@ class Remote:
             )
         # A glob is no URI; what it matches is found by listing.
         root = f"{parts.scheme}://{parts.netloc}"
+        # Google's client would go on for a quarter of an hour, even without credentials.
+        limit = f"?retry_limit_seconds={GOOGLE_SECONDS}" if parts.scheme == "gs" else ""
         try:
-            self._files, base = fs.FileSystem.from_uri(root)
+            self._files, base = fs.FileSystem.from_uri(root + limit)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{url}: there is no access to {root}: {_line(error)}",
