@@ -19,6 +19,7 @@ from thawline.data.negatives import NegativeSampler
 from thawline.evaluation.holdouts import all_metrics
 from thawline.folders import whole_folder
 from thawline.model.bundle import Bundle, Meta, save_bundle
+from thawline.model.ids import ModelIds
 from thawline.progress import progress_bar
 from thawline.stages.id_tables import RunTable, make_tables
 from thawline.stages.machine import prepare_machine
@@ -71,7 +72,8 @@ def run(
         torch.manual_seed(config.seed)
         ranker = meta.make_ranker().to(device)
         content = _content(data, device) if meta.content_dim else None
-        trained = Bundle(meta, ranker, _weights(tables, content), data.catalog)
+        ids = ModelIds.of(data, config.tables.others)
+        trained = Bundle(meta, ranker, _weights(tables, content), data.catalog, ids)
         sampler = (
             None
             if data.manifest.impressions

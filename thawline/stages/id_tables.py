@@ -15,6 +15,7 @@ from thawline.data.manifest import FIRST_ROW, PADDING_ROW, TIERS, Dataset
 from thawline.errors import DataError
 from thawline.model.bundle import load_rows, load_table
 from thawline.tables import LocalTable, RowRules, make_optimizer
+from thawline.tables.memory import TableSize, require_memory
 from thawline.training.components import TrainedTable
 from thawline.training.drift import row_drift
 
@@ -64,8 +65,14 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
 
     Raises:
         DataError: A missing, damaged or unfitting file.
+        ConfigError: Tables larger than the memory that is free.
     """
     catalog = data.catalog
+    shapes: dict[str, tuple[TableRows, int, int]] = {
+        "item": (config.tables.item, catalog.num_rows, config.model.dim)
+    }
+    shapes |= {name: (own, own.rows, own.dim) for name, own in config.tables.others.items()}
+    require_memory([table_size(name, *shape) for name, shape in shapes.items()], device)
     support = torch.zeros(catalog.num_rows, dtype=torch.int64)
     support[FIRST_ROW:] = torch.from_numpy(catalog.support.copy())
     tier = torch.full((catalog.num_rows,), TIERS.index("cold"), dtype=torch.int8)
@@ -85,11 +92,16 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
     return made
 
 
+def table_size(name: str, settings: TableRows, rows: int, dim: int) -> TableSize:
+    """What a table will take; its first rows are kept, to measure drift and for the rules."""
+    dtype = getattr(torch, settings.dtype)
+    return TableSize(name, rows, dim, dtype, settings.optimizer, anchored=True)
+
+
 def tier_of(support: Tensor, *, head: int, torso: int) -> Tensor:
     """int8 `[N]`, index into `TIERS`, from the rows' support."""
-    return (3 - (support > 0).to(torch.int8) - (support >= torso) - (support >= head)).to(
-        torch.int8
-    )
+    least = torch.tensor([1, torso, head], device=support.device)
+    return (TIERS.index("cold") - torch.bucketize(support, least, right=True)).to(torch.int8)
 
 
 def random_rows(num_rows: int, dim: int, std: float, *, seed: int) -> Tensor:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from thawline.config import Config
 from thawline.data.batches import SequenceReader, padded_width
 from thawline.data.manifest import Dataset
@@ -15,6 +17,7 @@ from thawline.model.bundle import load_rows, save_table
 from thawline.progress import progress_bar
 from thawline.stages.machine import prepare_machine
 from thawline.tables.local import LocalTable
+from thawline.tables.memory import TableSize, require_memory
 from thawline.tracking.runs import stage_run
 from thawline.training.pretrain import Pretrainer
 
@@ -44,10 +47,15 @@ def run(
             {"data_version": data.manifest.data_version, "seed": config.seed}
             | settings.model_dump(mode="json")
         )
+        rows, dim = data.catalog.num_rows, config.model.dim
+        size = TableSize(
+            "item", rows, dim, torch.float32, optimizer="row-wise-adagrad", anchored=False
+        )
+        require_memory([size], device)
         if settings.start_from is None:
-            table = LocalTable.random(data.catalog.num_rows, config.model.dim, seed=config.seed)
+            table = LocalTable.random(rows, dim, seed=config.seed)
         else:
-            start, dim = Path(settings.start_from), config.model.dim
+            start = Path(settings.start_from)
             table = LocalTable(load_rows(start, data.catalog, dim, seed=config.seed))
         reader = SequenceReader(
             data,
