@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 from operator import itemgetter
@@ -72,7 +72,7 @@ def stream_days(
     blocks: ir.Table,
     days: Sequence[datetime.date],
     config: Config,
-) -> Iterator[tuple[datetime.date, Batches]]:
+) -> Generator[tuple[datetime.date, Batches]]:
     """The requests of some days with their histories, in order of (timestamp, request_id).
 
     A thread fetches them, so that a day is computed while the one before is written. The engine is
