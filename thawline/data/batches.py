@@ -100,6 +100,10 @@ class Batch:
         pinned = self.request_id.is_pinned()
         return self._map(lambda tensor: tensor.to(device, non_blocking=pinned))
 
+    def select(self, requests: Tensor) -> Batch:
+        """Some of the requests, chosen by a mask, bool [B], as wide as they were."""
+        return self._map(lambda tensor: tensor[requests])
+
     def pin(self) -> Batch:
         """The batch in pinned memory; needs CUDA."""
         return self._map(Tensor.pin_memory)

@@ -139,10 +139,13 @@ class Trainer:
         self.network.optimizer.zero_grad()
         losses.total.backward()
         lookup.apply({name: rows.grad for name, rows in embeddings.items()})
+        self._step_network()
+        return losses
+
+    def _step_network(self) -> None:
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.ranker.parameters(), self.clip_norm)
         self.network.optimizer.step()
-        return losses
 
     def _follow_schedule(self, steps_per_epoch: int) -> None:
         for follower in self._followers:
