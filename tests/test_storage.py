@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+from types import SimpleNamespace
 
 import boto3
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from engine_helpers import assert_same, tables
 from moto.server import ThreadedMotoServer
+from pyarrow import fs
 from typer.testing import CliRunner
 
 from thawline import cli
@@ -256,6 +258,32 @@ def test_hdfs_without_its_client_says_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.delenv("HADOOP_HOME", raising=False)
     with pytest.raises(ConfigError, match="libhdfs"):
         fetch_files("hdfs://namenode:8020/logs", tmp_path, "events.path")
+
+
+def test_a_storage_with_folders_of_its_own_is_read_and_written_like_a_bucket(monkeypatch, tmp_path):
+    """The local file system stands for HDFS, whose client is not here."""
+    cluster = tmp_path / "cluster"
+
+    class Here:
+        @staticmethod
+        def from_uri(uri):
+            assert uri == "hdfs://namenode:8020"
+            return fs.LocalFileSystem(), str(cluster)
+
+    monkeypatch.setattr(storage, "fs", SimpleNamespace(**vars(fs) | {"FileSystem": Here}))
+    folder = folder_of(tmp_path / "dataset", manifest_json="1", days__one="1", days__two="2")
+    publish_folder(folder, "hdfs://namenode:8020/data/set")
+    assert contents(cluster / "data" / "set") == contents(folder)
+    (folder / "days/one").unlink()
+    folder_of(folder, manifest_json="2", days__three="3")
+    publish_folder(folder, "hdfs://namenode:8020/data/set")
+    assert contents(cluster / "data" / "set") == contents(folder)
+    assert contents(fetch_folder("hdfs://namenode:8020/data/set", tmp_path)) == contents(folder)
+    found = fetch_files("hdfs://namenode:8020/data/set/days/t*", tmp_path, "events.path")
+    assert [file.read_text() for file in found] == ["3", "2"]
+    url = "hdfs://namenode:8020/data/set/days/three"
+    (one,) = fetch_files(url, tmp_path, "events.path")
+    assert storage.origin(one) == f"hdfs://namenode:8020{cluster}/data/set/days/three"
 
 
 def test_the_commands_take_urls_for_what_they_read_and_write(

@@ -101,6 +101,9 @@ class Remote:
         self.path = f"{base.rstrip('/')}/{path}" if path else base
         self.name = f"{parts.scheme}/{parts.netloc}/{path}".rstrip("/")
         """Where it lies below a `FETCHED` folder."""
+        buckets = isinstance(self._files, fs.S3FileSystem | fs.GcsFileSystem)
+        self.home = parts.scheme if buckets else f"{parts.scheme}/{parts.netloc}"
+        """Below which a file's path goes on there: that of a bucket begins with its name."""
 
     def entries(self) -> list[Entry]:
         """The file, every file below the folder, or the files that the glob matches, by path."""
@@ -242,10 +245,10 @@ def fetch_files(url: str, cache: Path, key: str) -> list[Path]:
     Raises:
         DataError: Nothing is there, or it cannot be fetched.
     """
-    entries = list_files(url, key)
-    root = cache / FETCHED / urlsplit(url).scheme
+    remote, entries = Remote(url), list_files(url, key)
+    root = cache / FETCHED / remote.home
     wanted = {entry.path.strip("/"): entry for entry in entries}
-    _fetch(Remote(url), wanted, root, prune=False)
+    _fetch(remote, wanted, root, prune=False)
     return [root / name for name in wanted]
 
 
