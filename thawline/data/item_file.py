@@ -233,8 +233,9 @@ def _vectors(
     flat = flat.reshape(-1, width)
     if not np.isfinite(flat).all():
         place = np.flatnonzero(given)[~np.isfinite(flat).all(axis=1)][0]
+        item = batch.column("text")[place].as_py()
         raise DataError(
-            f"{items.files[0]} (items.path): the vector of item {batch.column('text')[place]} "
+            f"{items.files[0]} (items.path): the vector of item {item!r} "
             "holds a null, a NaN or an infinite number",
             "write finite numbers, or null for an item without a vector",
         )

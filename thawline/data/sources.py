@@ -165,6 +165,8 @@ def require_columns(found: Sequence[str], needed: dict[str, str], file: Path) ->
         folded = {name.lower(): name for name in found}
         near = difflib.get_close_matches(column.lower(), folded, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(repr(folded[name]) for name in near)}? " if near else ""
+        if key.startswith("tables."):
+            hint += f"see {key.removesuffix('column')}of, which says in which file it is; "
         shown = ", ".join(found[:20]) + (", ..." if len(found) > 20 else "")
         raise DataError(
             f"{file} has no column {column!r} ({key}); it has: {shown}",
