@@ -8,6 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+DIFFERENT = {"request_id", "timestamp"}
+"""Columns of which hardly two rows are alike: a dictionary makes them larger and slower to write,
+as it does with floats."""
+
 
 class PartWriter:
     """Writes `part-00000.parquet`, `part-00001.parquet`, ... into a folder.
@@ -59,7 +63,9 @@ class PartWriter:
     def _write(self, group: pa.Table) -> None:
         if self._writer is None:
             path = self._folder / f"part-{self._files:05d}.parquet"
-            self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                path, self._schema, compression="zstd", use_dictionary=_alike(self._schema)
+            )
             self._files += 1
         self._writer.write_table(group, row_group_size=group.num_rows)
         self.rows += group.num_rows
@@ -67,6 +73,17 @@ class PartWriter:
         if self._in_file >= self._rows_per_file:
             self._writer.close()
             self._writer, self._in_file = None, 0
+
+
+def _alike(schema: pa.Schema) -> list[str]:
+    """Paths of the columns that a dictionary makes smaller."""
+    paths = []
+    for field in schema:
+        nested = pa.types.is_list(field.type)
+        kind = field.type.value_type if nested else field.type
+        if not pa.types.is_floating(kind) and field.name not in DIFFERENT:
+            paths.append(f"{field.name}.list.element" if nested else field.name)
+    return paths
 
 
 def write_file(

@@ -170,13 +170,14 @@ def count_earlier(engine: Backend, requests: ir.Table, positives: ir.Table) -> i
 
 
 def make_blocks(engine: Backend, positives: ir.Table, length: int) -> ir.Table:
-    """Puts each user's positives into blocks of `length`, in time order.
+    """Puts each user's positives into blocks of `length`, in time order, with the block before.
 
-    Any `length` positives in a row lie in two neighbouring blocks, so a request reads at most two
+    Any `length` positives in a row lie in two neighbouring blocks, so a request reads one line
     however long its user's log is.
 
     Returns:
-        user_id, block, rows, actions, times (lists).
+        user_id, block, rows, actions, times (lists): positives `(block - 1) * length` (from 0 on)
+        up to `(block + 1) * length`.
     """
     keyed = positives.mutate(block=(positives.number // length).cast("int64"))
     event = ibis.struct(
@@ -197,49 +198,40 @@ def make_blocks(engine: Backend, positives: ir.Table, length: int) -> ir.Table:
         actions=events.map(lambda event: event.action),
         times=events.map(lambda event: event.time),
     )
+    along = ibis.window(group_by="user_id", order_by="block")
+
+    def with_before(name: str) -> ir.ArrayValue:
+        lists = blocks[name]
+        before = lists.lag().over(along).fill_null(ibis.literal([], lists.type()))
+        return before.concat(lists)
+
+    blocks = blocks.mutate(**{name: with_before(name) for name in ("rows", "actions", "times")})
     return keep(engine, "blocks", blocks)
 
 
-def with_histories(
-    requests: ir.Table, earlier: ir.Table, blocks: ir.Table, length: int
-) -> ir.Table:
+def with_histories(requests: ir.Table, blocks: ir.Table, length: int) -> ir.Table:
     """Adds the last `length` positives before each request.
+
+    Args:
+        requests: With their `earlier` (`count_earlier`).
+        blocks: `make_blocks` of their users' positives.
+        length: That of the blocks.
 
     Returns:
         The requests with history_row, history_action and history_age (hours), oldest first.
     """
-    counted = requests.join(earlier, "request_id")
-    last = counted.earlier - 1
-    counted = counted.mutate(block=ibis.ifelse(counted.earlier > 0, last // length, -1))
-    newer = blocks.rename(
-        newer_user="user_id",
-        newer_block="block",
-        newer_rows="rows",
-        newer_actions="actions",
-        newer_times="times",
-    )
-    older = blocks.rename(
-        older_user="user_id",
-        older_block="block",
-        older_rows="rows",
-        older_actions="actions",
-        older_times="times",
-    )
+    last = requests.earlier - 1
+    counted = requests.mutate(block=ibis.ifelse(requests.earlier > 0, last // length, -1))
+    blocks = blocks.rename(block_user="user_id", number="block")
     joined = counted.left_join(
-        newer, [counted.user_id == newer.newer_user, counted.block == newer.newer_block]
-    )
-    joined = joined.left_join(
-        older, [joined.user_id == older.older_user, joined.block - 1 == older.older_block]
+        blocks, [counted.user_id == blocks.block_user, counted.block == blocks.number]
     )
     first = ibis.greatest(joined.block - 1, 0) * length
     stop = joined.earlier - first
     start = ibis.greatest(stop - length, 0)
 
     def last_of(name: str) -> ir.ArrayValue:
-        newest, oldest = joined[f"newer_{name}"], joined[f"older_{name}"]
-        empty = ibis.literal([], newest.type())
-        both = oldest.fill_null(empty).concat(newest.fill_null(empty))
-        return both[start:stop]
+        return joined[name].fill_null(ibis.literal([], joined[name].type()))[start:stop]
 
     joined = joined.mutate(
         history_row=last_of("rows"), history_action=last_of("actions"), times=last_of("times")

@@ -64,8 +64,6 @@ def encode_context(engine: Backend, requests: ir.Table, names: list[str]) -> ir.
         requests: With a string column `ctx_<name>` for each name.
         names: Of the context columns, without `ctx_`.
     """
-    if not names:
-        return requests
     for name in names:
         vocabulary = engine.table(f"vocabulary_{name}")
         joined = requests.left_join(vocabulary, requests[f"ctx_{name}"] == vocabulary.value)
