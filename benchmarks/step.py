@@ -4,7 +4,7 @@ Every contestant trains the same ranker with the same dense Adam on the same bat
 history 50, 5 candidates, width 64, 1 M rows); they differ in what holds the
 item rows:
 
-- thawline: `LocalTable`, row-wise Adagrad;
+- thawline: `LocalTable`, row-wise Adagrad; and the same table while it is frozen;
 - torchrec: `EmbeddingCollection`, sharded on one rank (gloo), with FBGEMM's row-wise Adagrad fused
   into the backward;
 - torch adagrad, torch sparse adam: `nn.Embedding(sparse=True)` and that optimizer.
@@ -17,6 +17,7 @@ share of it spent waiting for batches is printed.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import socket
 import tempfile
@@ -64,6 +65,7 @@ def main() -> None:
     batches = [make_batch(rng, options) for _ in range(4)]
     contestants = {
         "thawline": thawline_step,
+        "thawline, frozen": functools.partial(thawline_step, frozen=True),
         "torchrec": torchrec_step,
         "torch adagrad": sparse_step(torch.optim.Adagrad),
         "torch sparse adam": sparse_step(torch.optim.SparseAdam),
@@ -126,10 +128,10 @@ def make_rows(options: argparse.Namespace) -> Tensor:
     return LocalTable.random(options.rows, options.dim, seed=0).weight
 
 
-def thawline_step(options: argparse.Namespace) -> Callable[[Batch], None]:
+def thawline_step(options: argparse.Namespace, *, frozen: bool = False) -> Callable[[Batch], None]:
     """Our table."""
     ranker, adam = make_ranker(options)
-    table = LocalTable(make_rows(options), learning_rate=LEARNING_RATE)
+    table = LocalTable(make_rows(options), learning_rate=LEARNING_RATE, trainable=not frozen)
 
     def step(batch: Batch) -> None:
         lookup = table.lookup(batch.rows)
@@ -137,8 +139,8 @@ def thawline_step(options: argparse.Namespace) -> Callable[[Batch], None]:
         loss = ranker.loss(batch, {"item": embeddings}).total
         adam.zero_grad()
         loss.backward()
-        assert embeddings.grad is not None
-        lookup.apply(embeddings.grad)
+        if embeddings.grad is not None:
+            lookup.apply(embeddings.grad)
         adam.step()
 
     return step
