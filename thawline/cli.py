@@ -441,11 +441,13 @@ def _metrics_table(metrics: dict[str, Any]) -> Table:
 def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
     title = f"{settings.finetune.recipe}: AUC after each epoch"
     table = _auc_table(title, ("epoch", "table", "hold-out", "action"), ("loss", *PIECES))
-    for epoch in epochs:
-        for holdout, tree in epoch["metrics"].items():
+    shown = [(str(epoch["epoch"] + 1), epoch, epoch["metrics"]) for epoch in epochs]
+    shown += [("repaired", epoch, epoch["repaired"]) for epoch in epochs if "repaired" in epoch]
+    for name, epoch, metrics in shown:
+        for holdout, tree in metrics.items():
             for action in tree["pooled"]:
                 table.add_row(
-                    str(epoch["epoch"] + 1),
+                    name,
                     f"{epoch['trained']['item']:.0%}",
                     holdout,
                     action,

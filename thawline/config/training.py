@@ -208,6 +208,16 @@ class Finetune(Section):
         description="Exceptions from the recipe, by component: item, another ID table, adapter, "
         "content_tower, history_action, ctx_<context column>, dense (the rest of the network).",
     )
+    cross_fit: bool = Field(
+        False,
+        description="Keeps two copies of the item table; the network reads for each request the "
+        "copy that requests of the other half write. The model keeps their mean.",
+    )
+    cold_rows: Literal["keep", "mean-drift", "ridge", "neighbours"] = Field(
+        "keep",
+        description="Moves item rows of tier cold after the last epoch, as the warm rows have "
+        "drifted: by their mean, by a ridge-fitted affine map, or as the nearest ones.",
+    )
     epochs: Count = 3
     batch_size: Count = 512
     learning_rate: Positive = Field(1e-3, description="Adam, for the network.")

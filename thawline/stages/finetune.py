@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from thawline.stages.machine import prepare_machine
 from thawline.tables import LocalTable
 from thawline.tables.optimizers import Sgd
 from thawline.tracking.runs import stage_run
+from thawline.training.cross_fit import CrossFitTrainer
 from thawline.training.loop import EpochSummary, Trainer
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
@@ -47,10 +49,13 @@ def run(
     Returns:
         What the folder's `epochs.json` holds: for each epoch its losses, times, the share of it in
         which each component trained, how far each table's rows have drifted, and the metrics of
-        each hold-out. `schedule.json` beside it says what trained when.
+        each hold-out. Where cold rows are moved at the end, the last epoch's `repaired` has the
+        metrics after that. `schedule.json` beside it says what trained when.
 
     Raises:
         DataError: An error of the dataset's audit that `audit.waive` does not name.
+        TrainingError: No request to train on, a loss that is not finite, cold rows without warm
+            ones to follow.
     """
     device = prepare_machine(config.runtime)
     settings = config.finetune
@@ -60,6 +65,8 @@ def run(
     audited(config, data).require()
     meta = Meta.of(data, config)
     tables = make_tables(config, data, Path(table), device)
+    if settings.cold_rows != "keep":
+        tables["item"].require_warm()
     with (
         stage_run(config, "finetune", parent_run_id) as tracked,
         whole_folder(out) as folder,
@@ -93,7 +100,12 @@ def run(
         )
         epochs: list[dict[str, Any]] = []
         with progress_bar("finetune", settings.epochs * reader.num_batches) as show:
-            trainer = Trainer(
+            make_trainer = (
+                partial(CrossFitTrainer, num_rows=data.catalog.num_rows)
+                if settings.cross_fit
+                else Trainer
+            )
+            trainer = make_trainer(
                 ranker,
                 {name: own.trained() for name, own in tables.items()},
                 reader,
@@ -110,12 +122,17 @@ def run(
                 on_step=lambda step, steps: show(step),
             )
             for summary in trainer.epochs():
+                trained = replace(trained, weights=_weights(tables, content))
                 metrics = _holdout_metrics(config, data, trained)
                 drift = {name: own.drift() for name, own in tables.items()}
                 epochs.append(asdict(summary) | {"drift": drift, "metrics": metrics})
                 tracked.log_metrics(
                     _logged(summary) | {"drift": drift} | metrics, step=summary.epoch + 1
                 )
+        if settings.cold_rows != "keep":
+            tables["item"].repair(trained.weights["item"], settings.cold_rows)
+            epochs[-1]["repaired"] = _holdout_metrics(config, data, trained)
+            tracked.log_metrics({"repaired": epochs[-1]["repaired"]}, step=len(epochs))
         save_bundle(folder, trained, data.root / "catalog.parquet")
         described = describe(schedule, trainer.components)
         for name, facts in (("epochs", epochs), ("schedule", described)):
@@ -132,7 +149,7 @@ def _content(data: Dataset, device: str) -> LocalTable:
 
 
 def _weights(tables: dict[str, RunTable], content: LocalTable | None) -> dict[str, Tensor]:
-    weights = {name: own.table.weight for name, own in tables.items()}
+    weights = {name: own.rows() for name, own in tables.items()}
     return weights | ({"content": content.weight} if content is not None else {})
 
 

@@ -16,7 +16,9 @@ from thawline.errors import DataError
 from thawline.model.bundle import load_rows, load_table
 from thawline.tables import LocalTable, RowRules, make_optimizer
 from thawline.tables.memory import TableSize, require_memory
+from thawline.tables.repair import Repair, repair_cold_rows, require_warm
 from thawline.training.components import TrainedTable
+from thawline.training.cross_fit import FOLDS, mean_of_copies
 from thawline.training.drift import row_drift
 
 
@@ -32,12 +34,14 @@ class RunTable:
     init: float
     """Standard deviation of random rows."""
     seed: int
+    copies: int = 1
+    """How often each row is there; N counts all copies, which start equal."""
 
     def tiers(self) -> dict[str, Tensor]:
         """Bool `[N]` by tier; padding is in none."""
         masks = {name: self.tier == index for index, name in enumerate(TIERS)}
         for mask in masks.values():
-            mask[PADDING_ROW] = False
+            mask[list(self.table.padding_rows)] = False
         return masks
 
     def trained(self) -> TrainedTable:
@@ -48,16 +52,31 @@ class RunTable:
         """See `row_drift`."""
         return row_drift(self.table.weight, self.first, self.tiers())
 
+    def rows(self) -> Tensor:
+        """The rows that a model keeps, `[N / copies, d]`: the mean of the copies."""
+        return mean_of_copies(self.table.weight) if self.copies > 1 else self.table.weight
+
+    def require_warm(self) -> None:
+        """See `thawline.tables.repair.require_warm`."""
+        require_warm(self.tier != TIERS.index("cold"))
+
+    def repair(self, rows: Tensor, how: Repair) -> None:
+        """Moves the cold ones of the rows that a model keeps; see `repair_cold_rows`."""
+        cold = self.tier[: len(rows)] == TIERS.index("cold")
+        known = torch.arange(len(rows), device=cold.device) >= FIRST_ROW
+        repair_cold_rows(rows, self.first[: len(rows)], how, warm=~cold & known, cold=cold & known)
+
     def _fresh(self, epoch: int) -> Tensor:
-        rows, dim = self.first.shape
-        return random_rows(rows, dim, self.init, seed=self.seed + epoch).to(self.first.device)
+        rows, dim = len(self.first) // self.copies, self.first.shape[1]
+        fresh = random_rows(rows, dim, self.init, seed=self.seed + epoch)
+        return fresh.repeat(self.copies, 1).to(self.first.device)
 
 
 def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dict[str, RunTable]:
     """The tables of a run, all frozen.
 
     Args:
-        config: Its `tables` section, `model.dim` and `seed` are used.
+        config: Its `tables` section, `model.dim`, `finetune.cross_fit` and `seed` are used.
         data: What is trained on.
         source: A table folder, or a model folder, whose item rows are taken over; so are those of
             other ID tables of the same shape. Others start at random.
@@ -68,8 +87,9 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
         ConfigError: Tables larger than the memory that is free.
     """
     catalog = data.catalog
+    copies = len(FOLDS) if config.finetune.cross_fit else 1
     shapes: dict[str, tuple[TableRows, int, int]] = {
-        "item": (config.tables.item, catalog.num_rows, config.model.dim)
+        "item": (config.tables.item, copies * catalog.num_rows, config.model.dim)
     }
     shapes |= {name: (own, own.rows, own.dim) for name, own in config.tables.others.items()}
     require_memory([table_size(name, *shape) for name, shape in shapes.items()], device)
@@ -78,9 +98,19 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
     tier = torch.full((catalog.num_rows,), TIERS.index("cold"), dtype=torch.int8)
     tier[FIRST_ROW:] = torch.from_numpy(catalog.tier.astype("int8"))
     rows = load_rows(source, catalog, config.model.dim, seed=config.seed)
+    if copies > 1:
+        rows, support, tier = rows.repeat(copies, 1), support.repeat(copies), tier.repeat(copies)
     made = {
         "item": _run_table(
-            "item", config.tables.item, rows, support, tier, config.model.dim**-0.5, config, device
+            "item",
+            config.tables.item,
+            rows,
+            support,
+            tier,
+            config.model.dim**-0.5,
+            config,
+            device,
+            copies,
         )
     }
     thresholds = config.windows.tiers
@@ -132,10 +162,12 @@ def _run_table(
     init: float,
     config: Config,
     device: str,
+    copies: int = 1,
 ) -> RunTable:
     dtype = getattr(torch, settings.dtype)
     first = rows.to(device, dtype)
     support, tier = support.to(device), tier.to(device)
+    padding = tuple(range(PADDING_ROW, len(first), len(first) // copies))
     table = LocalTable(
         first.clone(),
         optimizer=make_optimizer(settings.optimizer, *first.shape, device=first.device),
@@ -149,8 +181,10 @@ def _run_table(
         ),
         learning_rate=settings.learning_rate,
         trainable=False,
+        padding_row=padding,
         seed=config.seed,
     )
-    # LocalTable has cleared its padding row.
-    first[PADDING_ROW] = 0
-    return RunTable(table, first, tier, init, config.seed + crc32(f"{name} anew".encode()))
+    # LocalTable has cleared its padding rows.
+    first[list(padding)] = 0
+    seed = config.seed + crc32(f"{name} anew".encode())
+    return RunTable(table, first, tier, init, seed, copies)
