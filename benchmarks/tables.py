@@ -3,7 +3,8 @@
 28,160 ids a step (512 requests, 50 in the history and 5 candidates), width 64, two threads. The
 contestants take turns, so that a noisy machine is noisy for all of them; medians are printed.
 
-- thawline: `LocalTable`, row-wise Adagrad; also frozen (lookup alone);
+- thawline: `LocalTable`, row-wise Adagrad; also with every other row closed, with bfloat16 rows,
+  and frozen (lookup alone);
 - fbgemm: `SplitTableBatchedEmbeddingBagsCodegen`, row-wise Adagrad fused into its backward;
 - torch adagrad: `nn.Embedding(sparse=True)` and `torch.optim.Adagrad`;
 - copy: as many bytes copied as a lookup reads.
@@ -57,6 +58,8 @@ def contest(options: argparse.Namespace, grad: Tensor, zipf: float) -> None:
     source, target = torch.randn_like(grad), torch.empty_like(grad)
     steps: dict[str, Step] = {
         "thawline": thawline_step(weight.clone(), grad),
+        "thawline, half closed": thawline_step(weight.clone(), grad, closed=torch.arange(rows) % 2),
+        "thawline, bfloat16": thawline_step(weight.bfloat16(), grad),
         "thawline, frozen": frozen_step(weight.clone()),
         "fbgemm": fbgemm_step(weight, grad),
         "torch adagrad": torch_step(weight.clone(), grad),
@@ -118,9 +121,11 @@ def draw_ids(rows: int, count: int, zipf: float, seed: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(1).permutation(rows - 1)[drawn] + 1)
 
 
-def thawline_step(weight: Tensor, grad: Tensor) -> Step:
-    """Our table, training."""
+def thawline_step(weight: Tensor, grad: Tensor, closed: Tensor | None = None) -> Step:
+    """Our table, training but for the rows where `closed` is not 0."""
     table = LocalTable(weight, learning_rate=LEARNING_RATE)
+    if closed is not None:
+        table.freeze(closed.bool())
 
     def step(ids: Tensor) -> None:
         lookup = table.lookup(ids)
