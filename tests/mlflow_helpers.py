@@ -29,8 +29,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def write_model(folder: Path, ids: list, *, broken: bool = False) -> Bundle:
-    """An untrained model over `ids`, with two actions, two context columns and histories of 6."""
+def write_model(folder: Path, ids: list, *, broken: bool = False, tables=None) -> Bundle:
+    """An untrained model over `ids`, with two actions, two context columns and histories of 6.
+
+    `tables` are hashed ID tables of requests.
+    """
+    tables = tables or {}
     folder.mkdir(parents=True)
     count = len(ids)
     catalog = pa.table(
@@ -54,6 +58,7 @@ def write_model(folder: Path, ids: list, *, broken: bool = False) -> Bundle:
         history_length=6,
         num_rows=count + 2,
         model=ModelSettings(dim=8, heads=2, ffn=8, mlp=(8,), context_dim=4),
+        tables=tables,
     )
     torch.manual_seed(0)
     ranker = meta.make_ranker()
@@ -62,9 +67,10 @@ def write_model(folder: Path, ids: list, *, broken: bool = False) -> Bundle:
         torch.nn.init.normal_(parameter, std=0.3)
     if broken:
         ranker.heads.weight.data[0, 0] = torch.nan
-    weight = torch.randn(meta.num_rows, 8)
+    weights = {"item": torch.randn(meta.num_rows, 8)}
+    weights |= {name: torch.randn(table.rows, table.dim) for name, table in tables.items()}
     catalog = Catalog.read(folder / "source.parquet")
-    save_bundle(folder, Bundle(meta, ranker, {"item": weight}, catalog), folder / "source.parquet")
+    save_bundle(folder, Bundle(meta, ranker, weights, catalog), folder / "source.parquet")
     (folder / "source.parquet").unlink()
     (folder / "epochs.json").write_text("[]")
     return Bundle.load(folder)

@@ -6,6 +6,7 @@ ranker.safetensors      the network
 tables/item.safetensors the item rows; beside them, those of the other ID tables
 content.safetensors     the items' content vectors, where there is a content tower
 catalog.parquet         item ids, by row
+ids/, item_ids.safetensors    the rows of ids in the other tables (`ids`)
 ```
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from thawline.data.batches import Batch, padded_width
 from thawline.data.content import content_facts
 from thawline.data.manifest import Catalog, Dataset
 from thawline.errors import DataError
+from thawline.model.ids import ModelIds
 from thawline.model.ranker import Ranker
 from thawline.tables.carry import carry_rows
 
@@ -55,6 +57,10 @@ class Meta(BaseModel):
     """The ID tables beside the item table."""
     content_dim: int = 0
     """Width of the content vectors; 0 without a content tower."""
+    cross_fit: bool = False
+    """Whether the item rows are the mean of two cross-fitted copies."""
+    cold_rows: str = "keep"
+    """How the item rows of tier cold were moved after training (`finetune.cold_rows`)."""
 
     @classmethod
     def of(cls, dataset: Dataset, config: Config) -> Meta:
@@ -73,6 +79,8 @@ class Meta(BaseModel):
             model=config.model,
             tables=config.tables.others,
             content_dim=content_facts(dataset).dim if wants_content else 0,
+            cross_fit=config.finetune.cross_fit,
+            cold_rows=config.finetune.cold_rows,
         )
 
     def make_ranker(self) -> Ranker:
@@ -96,6 +104,8 @@ class Bundle:
     weights: Mapping[str, Tensor]
     """Rows `[N, d]` of each ID table; `content` holds the items' content vectors."""
     catalog: Catalog
+    ids: ModelIds = field(default_factory=ModelIds)
+    """The rows of ids in the tables beside `item`."""
 
     @classmethod
     def load(cls, folder: str | Path) -> Bundle:
@@ -105,7 +115,7 @@ class Bundle:
             DataError: A missing, damaged or unfitting file; the message names it.
         """
         folder = Path(folder)
-        meta = _read_meta(folder / "model.json")
+        meta = read_meta(folder / "model.json")
         ranker = meta.make_ranker()
         weights = load_tensors(folder / "ranker.safetensors")
         try:
@@ -126,7 +136,9 @@ class Bundle:
             table_weights["content"] = load_table(
                 folder / "content.safetensors", meta.num_rows, meta.content_dim
             )
-        return cls(meta, ranker, table_weights, Catalog.read(folder / "catalog.parquet"))
+        catalog = Catalog.read(folder / "catalog.parquet")
+        ids = ModelIds.read(folder, meta.tables, meta.num_rows)
+        return cls(meta, ranker, table_weights, catalog, ids)
 
     def to(self, device: str) -> Bundle:
         """The same model on a device; the network is moved, not copied."""
@@ -154,6 +166,7 @@ def save_bundle(folder: Path, bundle: Bundle, catalog: Path) -> None:
     for name, weight in bundle.weights.items():
         place = folder if name == "content" else folder / "tables"
         save_table(place / f"{name}.safetensors", weight)
+    bundle.ids.write(folder)
     shutil.copyfile(catalog, folder / "catalog.parquet")
 
 
@@ -221,7 +234,12 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path} cannot be read: {error}", "train the model again") from error
 
 
-def _read_meta(path: Path) -> Meta:
+def read_meta(path: Path) -> Meta:
+    """Reads a `model.json`.
+
+    Raises:
+        DataError: A missing or damaged file, or one of another schema version.
+    """
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree.get("schema_version") != SCHEMA_VERSION:

@@ -167,7 +167,7 @@ def signature(bundle: Bundle) -> ModelSignature:
     optional: dict[str, Array | AnyType] = {
         "history_action": Array(DataType.long),
         "history_age": Array(DataType.double),
-        **{name: AnyType() for name in bundle.meta.context},
+        **{name: AnyType() for name in [*bundle.meta.context, *_id_columns(bundle)]},
     }
     inputs: list[ColSpec | TensorSpec] = [ColSpec(ids, "history"), ColSpec(ids, "candidates")]
     inputs += [ColSpec(kind, name, required=False) for name, kind in optional.items()]
@@ -189,7 +189,13 @@ def input_example(bundle: Bundle) -> pd.DataFrame:
     }
     for name, vocabulary in bundle.meta.context.items():
         example[name] = [vocabulary[0], vocabulary[-1]] if vocabulary else ["", ""]
+    example |= {name: ["1", "2"] for name in _id_columns(bundle) if name not in example}
     return pd.DataFrame(example)
+
+
+def _id_columns(bundle: Bundle) -> list[str]:
+    """The columns of requests from which further ID tables are read."""
+    return [table.column for table in bundle.meta.tables.values() if table.of == "request"]
 
 
 def _registered(config: Config, run: Run) -> ModelVersion | None:

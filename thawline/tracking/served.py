@@ -9,17 +9,20 @@ One row of the input is one request, in raw ids and raw values:
 | `history_action` | list of ints, beside `history`: bit `a` is `actions[a]` | the last action |
 | `history_age` | list of hours between the event and the request | 24 hours |
 | a context column | one value, compared as text with the training log's | missing |
+| the column of an ID table `of: request` | one id, taken as text, such as `user_id` | missing |
 
-Ids have the type of the training log's, integer or string. An unknown or null id gets the table's
-row for unknown items, an unknown context value the code for missing ones. The output holds one
-column an action: the list of probabilities, in the order of `candidates`.
+Item ids have the type of the training log's, integer or string. An unknown or null id gets the
+table's row for unknown items, an unknown context value the code for missing ones, an unknown id of
+another table its row 0. What else belongs to an item (ids of other tables, content) comes with the
+model. The output holds one column an action: the list of probabilities, in the order of
+`candidates`.
 
 Reads safetensors, Parquet and JSON only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel
 
 from thawline.data.batches import WIDTH_MULTIPLE, Batch
+from thawline.data.ids import hash_ids
 from thawline.data.ragged import Ragged
 from thawline.errors import DataError
 from thawline.model.bundle import Bundle
@@ -72,12 +76,13 @@ class ServedRanker(PythonModel):
         history = self._histories(model_input)
         offsets, rows = self._items(model_input, "candidates")
         context_codes = self._context(model_input)
+        ids = self._ids(model_input)
         requests, candidates = _pieces(offsets, rows)
         probabilities = np.empty((len(rows), len(meta.actions)))
         for chosen in _batches(candidates.lengths):
             padded = candidates.padded(chosen)
             mask = candidates.mask(chosen, padded["row"].shape[1])
-            batch = self._batch(history, requests[chosen], padded["row"], mask, context_codes)
+            batch = self._batch(history, requests[chosen], padded["row"], mask, context_codes, ids)
             logits = self.bundle.score(batch)[torch.from_numpy(mask)]
             probabilities[padded["place"][mask]] = logits.double().sigmoid().numpy()
         return pd.DataFrame(
@@ -147,6 +152,19 @@ class ServedRanker(PythonModel):
                 codes[:, column] = places.fill_null(-1).to_numpy() + 1
         return codes
 
+    def _ids(self, requests: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The rows int64 [n] of the requests' ids by table; of items' ids, those by catalog row."""
+        bundle, rows = self.bundle, {}
+        for name, table in bundle.meta.tables.items():
+            if table.of == "item":
+                rows[name] = bundle.ids.of_items[name].numpy()
+            elif table.column in requests:
+                texts = pa.array([_text(value) for value in requests[table.column]], pa.string())
+                rows[name] = bundle.ids.rows(name, table, hash_ids(texts))
+            else:
+                rows[name] = np.zeros(len(requests), np.int64)
+        return rows
+
     def _batch(
         self,
         history: Ragged,
@@ -154,9 +172,11 @@ class ServedRanker(PythonModel):
         rows: np.ndarray,
         mask: np.ndarray,
         context_codes: np.ndarray,
+        ids: Mapping[str, np.ndarray],
     ) -> Batch:
         padded = history.padded(requests, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE)
         none = torch.zeros(len(requests), dtype=torch.int64)
+        tables = self.bundle.meta.tables
         return Batch(
             request_id=none,
             timestamp=none,
@@ -169,6 +189,10 @@ class ServedRanker(PythonModel):
             labels=torch.zeros((*rows.shape, len(self.bundle.meta.actions))),
             context=torch.from_numpy(context_codes[requests]),
             oracle=None,
+            ids={
+                name: torch.from_numpy(own[rows if tables[name].of == "item" else requests])
+                for name, own in ids.items()
+            },
         )
 
 
