@@ -73,6 +73,7 @@ def test_a_state_is_loaded_into_the_same_memory():
     [
         (make_table("lazy-adam"), "optimizer state"),
         (make_table("sgd"), "optimizer state"),
+        (make_table("adagrad"), "optimizer state"),
         (make_table("row-wise-adagrad", dtype=torch.bfloat16), "bfloat16"),
         (LocalTable(torch.ones(ROWS + 1, DIM)), r"\[13, 4\]"),
         (LocalTable(torch.ones(ROWS, DIM + 1)), r"\[12, 5\]"),
