@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from thawline.config import Config, IdTableSettings, TableRows
-from thawline.data.ids import table_support
+from thawline.data.ids import IdVocabulary, table_support
 from thawline.data.manifest import FIRST_ROW, PADDING_ROW, TIERS, Dataset
 from thawline.errors import DataError
-from thawline.model.bundle import load_rows, load_table
+from thawline.model.bundle import load_rows, load_table, read_meta
+from thawline.model.ids import read_known
 from thawline.tables import LocalTable, RowRules, make_optimizer
+from thawline.tables.carry import carry_known
 from thawline.tables.memory import TableSize, require_memory
 from thawline.tables.repair import Repair, repair_cold_rows, require_warm
 from thawline.training.components import TrainedTable
@@ -79,7 +81,7 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
         config: Its `tables` section, `model.dim`, `finetune.cross_fit` and `seed` are used.
         data: What is trained on.
         source: A table folder, or a model folder, whose item rows are taken over; so are those of
-            other ID tables of the same shape. Others start at random.
+            other ID tables (`first_rows`).
         device: Where the tables are to be.
 
     Raises:
@@ -117,7 +119,7 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
     for name, settings in config.tables.others.items():
         support = torch.from_numpy(table_support(data, settings))
         tier = tier_of(support, head=thresholds.head, torso=thresholds.torso)
-        first = _first_rows(name, settings, source, config.seed)
+        first = first_rows(name, settings, data, source, config.seed)
         made[name] = _run_table(name, settings, first, support, tier, settings.init, config, device)
     return made
 
@@ -140,17 +142,40 @@ def random_rows(num_rows: int, dim: int, std: float, *, seed: int) -> Tensor:
     return torch.randn(num_rows, dim, generator=generator) * std
 
 
-def _first_rows(name: str, settings: IdTableSettings, source: Path, seed: int) -> Tensor:
+def first_rows(
+    name: str, settings: IdTableSettings, data: Dataset, source: Path, seed: int
+) -> Tensor:
+    """The first rows of an ID table beside `item`: those of a model folder, or random ones.
+
+    With a vocabulary, an id of both keeps its row's values wherever the row now is; with hashes,
+    the table must have as many rows as before. New ids start at random.
+
+    Returns:
+        `[rows, dim]`, float32.
+
+    Raises:
+        DataError: A missing or damaged file, another width, rows that mean something else.
+    """
+    seed += crc32(name.encode())
+    fresh = random_rows(settings.rows, settings.dim, settings.init, seed=seed)
+    described = source / "model.json"
+    old = read_meta(described).tables.get(name) if described.exists() else None
+    if old is None:
+        return fresh
     path = source / "tables" / f"{name}.safetensors"
-    if path.exists():
-        try:
-            return load_table(path, settings.rows, settings.dim)
-        except DataError as error:
+    same = ("dim", "hashed") if not settings.hashed else ("dim", "hashed", "rows")
+    for key in same:
+        before, now = getattr(old, key), getattr(settings, key)
+        if before != now:
             raise DataError(
-                f"tables.{name}: {error.what}",
-                f"set tables.{name}.rows and dim as they were there, or start from a table folder",
-            ) from error
-    return random_rows(settings.rows, settings.dim, settings.init, seed=seed + crc32(name.encode()))
+                f"tables.{name}.{key} is {now}, but {path} was trained with {before}",
+                f"set tables.{name}.{key}={before}, or start from a table folder",
+            )
+    weight = load_table(path, old.rows, old.dim)
+    if settings.hashed:
+        return weight
+    known = IdVocabulary.read(data, settings.of, settings.column).hash[: settings.rows - 1]
+    return carry_known(weight, read_known(source, name, old.rows), known, fresh)
 
 
 def _run_table(

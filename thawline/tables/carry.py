@@ -1,4 +1,4 @@
-"""Rows of a table of one catalog, brought to another that extends or renumbers it."""
+"""Rows of a table of one catalog or vocabulary, brought to another."""
 
 from __future__ import annotations
 
@@ -47,6 +47,25 @@ def carry_rows(weight: Tensor, old: Catalog, new: Catalog, *, seed: int) -> Tens
             "pretrain on this dataset, or on one whose catalog it extends",
         )
     carried[target] = weight[source].to(carried.dtype)
+    return carried
+
+
+def carry_known(weight: Tensor, old: np.ndarray, new: np.ndarray, fresh: Tensor) -> Tensor:
+    """Gives each id of a new vocabulary its row of a table over an old one.
+
+    Args:
+        weight: `[>= V + 1, d]`: rows 1 to V are those of `old`.
+        old: int64 `[V]`, distinct hashes of ids.
+        new: int64 `[W]`, distinct hashes of ids.
+        fresh: `[>= W + 1, d]`, the rows of ids that are new, and those of none; it is left as it
+            is.
+
+    Returns:
+        `fresh` with row `1 + j` of `weight[1 + i]` wherever `new[j] == old[i]`.
+    """
+    carried = fresh.clone()
+    _, source, target = np.intersect1d(old, new, assume_unique=True, return_indices=True)
+    carried[1 + torch.from_numpy(target)] = weight[1 + torch.from_numpy(source)].to(carried.dtype)
     return carried
 
 
