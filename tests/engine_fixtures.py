@@ -24,7 +24,9 @@ def spark(tmp_path_factory):
         yield engine
 
 
-@pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["duckdb", pytest.param("spark", marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 def engine(request):
     """The name of each engine in turn, ready to be opened."""
     if request.param == "spark":

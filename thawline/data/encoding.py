@@ -1,7 +1,7 @@
 """Files with bytes that are no UTF-8: copies in which U+FFFD stands for them.
 
-The engines refuse such a file as a whole. In its copy the rest can be read, and the rows with
-U+FFFD are rejected one by one.
+DuckDB refuses such a file as a whole. In its copy the rest can be read, and the rows with U+FFFD
+are rejected one by one. Spark puts U+FFFD there by itself.
 """
 
 from __future__ import annotations
