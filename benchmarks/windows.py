@@ -168,7 +168,7 @@ def grow(options: argparse.Namespace, folder: Path) -> None:
 def run_one(name: str, *arguments: str) -> None:
     """One job, in the process made for it."""
     jobs = {
-        "thawline": build_thawline,
+        "thawline": news.build,
         "sql": build_sql,
         "pandas, plain": lambda log, out: build_pandas(log, out, "histories_by_user"),
         "pandas, careful": lambda log, out: build_pandas(log, out, "histories_by_position"),
@@ -179,17 +179,6 @@ def run_one(name: str, *arguments: str) -> None:
         "grown": build_grown,
     }
     jobs[name](*arguments)
-
-
-def build_thawline(log: str, out: str) -> None:
-    """The news log by the dataset stage."""
-    from thawline.config import load_config
-    from thawline.data.windows import build_dataset
-
-    config = load_config(news.CONFIG, [f"events.path={log}", "events.sample_users=1.0"])
-    Path(out).mkdir()
-    with measured():
-        build_dataset(config, Path(out))
 
 
 def build_sql(log: str, out: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .measure import measured
+
 DAY_US = 86_400_000_000
 END = 17_456 * DAY_US
 """2017-10-17 00:00 UTC, the end of the test window."""
@@ -34,3 +36,14 @@ select count(*) as requests,
 from read_parquet('{out}/requests/*/*.parquet', hive_partitioning = false)
 """
 """Equal for equal requests, in whatever order; takes `out` and the context columns."""
+
+
+def build(log: str, out: str, share: str = "1.0") -> None:
+    """The dataset of a share of the log's users, by the dataset stage."""
+    from thawline.config import load_config
+    from thawline.data.windows import build_dataset
+
+    config = load_config(CONFIG, [f"events.path={log}", f"events.sample_users={share}"])
+    Path(out).mkdir()
+    with measured():
+        build_dataset(config, Path(out))
