@@ -31,6 +31,22 @@ MANIFEST = {
     "rejected": {"null_item_id": 17},
 }
 
+PLAN = {
+    "windows": [[1, 2]],
+    "tiers": {},
+    "renewal": None,
+    "curve": {"kind": "constant", "warm_up": 0.0, "restart": False},
+    "reset_state": True,
+}
+SCHEDULE = {
+    "epochs": 2,
+    "components": {
+        "item": PLAN | {"replayed": 0.0},
+        "user": PLAN | {"windows": [[0.5, 1.5]], "replayed": 0.5},
+        "dense": PLAN | {"windows": [[0, 2]], "replayed": 1.0},
+    },
+}
+
 
 def holdout(seed: int, *, actions: tuple[str, ...] = ("save", "click")) -> dict[str, Any]:
     """200 requests of 5 candidates on items of three tiers; the tail has none."""
@@ -60,6 +76,10 @@ def evaluation() -> dict[str, Any]:
             "losses": {"total": 0.7 - number / 10, "head": 0.4321},
             "seconds": 61.0,
             "trained": {"item": float(number == 1)},
+            "drift": {
+                "item": {"head": 0.125 * number, "torso": 0.0625, "cold": 0.0},
+                "user": {"head": 0.75},
+            },
             "metrics": {"next": holdout(number), "in_window": holdout(number + 10)},
         }
         for number in range(2)
@@ -68,6 +88,7 @@ def evaluation() -> dict[str, Any]:
         "title": "thawline-ranker",
         "metrics": {"next": holdout(1), "in_window": holdout(2)},
         "epochs": epochs,
+        "schedule": SCHEDULE,
         "passed": True,
         "reasons": ["save AUC on next is 0.7123, at least gate.min_auc 0.5"],
         "model": {"recipe": "freeze-until-last", "data_version": "3f9a1c07b2d4", "seed": 4},
@@ -194,6 +215,11 @@ def test_the_page_says_what_was_made_from_what(page: str) -> None:
         "0.6000 0.4321",
         "catalogue leak error, waived negatives.catalogue_leak is on. To do: drop it.",
         "tier sizes info Items by tier: head 3.",
+        "Shaded: the item table trains.",
+        "The item table trains in epoch 2 of 2 only; no example is seen again after its rows were",
+        "50% of the examples are seen again after their rows were written.",
+        f"Drift of the item rows epoch head torso tail cold 1 0.0000 0.0625 {DASH} 0.0000 2 0.1250",
+        "Drift of the user rows",
     ):
         assert words in text
 
@@ -228,8 +254,14 @@ def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) 
         "title": HOSTILE,
         "metrics": {HOSTILE: tree},
         "epochs": [
-            {"metrics": {HOSTILE: tree}, "losses": {HOSTILE: 0.5}, "trained": {"item": 1.0}}
+            {
+                "metrics": {HOSTILE: tree},
+                "losses": {HOSTILE: 0.5},
+                "trained": {"item": 1.0},
+                "drift": {HOSTILE: {"head": 0.5}},
+            }
         ],
+        "schedule": {"epochs": 2, "components": {HOSTILE: PLAN}},
         "passed": False,
         "reasons": [HOSTILE],
         "model": {"recipe": HOSTILE, "model": {HOSTILE: HOSTILE}},
@@ -254,13 +286,26 @@ def test_metrics_alone_make_a_page(evaluation: dict[str, Any]) -> None:
     assert "Training" not in text
 
 
+def test_a_model_of_which_no_schedule_is_known_has_a_page(evaluation: dict[str, Any]) -> None:
+    known = {key: value for key, value in evaluation.items() if key != "schedule"}
+    known["epochs"] = [
+        {key: value for key, value in entry.items() if key != "drift"}
+        for entry in evaluation["epochs"]
+    ]
+    text = _Reader(render_report(known)).text
+    assert "Shaded" not in text
+    assert "When each component trains" not in text
+    assert "Drift" not in text
+    assert "frozen" in text
+
+
 def test_the_same_evaluation_gives_the_same_page(evaluation: dict[str, Any], page: str) -> None:
     assert render_report(evaluation) == page
 
 
 def test_plots_take_every_colour_from_the_page(page: str) -> None:
     drawings = re.findall(r"<svg.*?</svg>", page, flags=re.S)
-    assert len(drawings) == 2 * (2 + 2) + 1
+    assert len(drawings) == 2 * (2 + 2) + 2
     for drawing in drawings:
         assert not re.search(r"#[0-9a-f]{6}\b(?!\w)", re.sub(r'(id|href)="[^"]*"', "", drawing))
         assert "currentColor" in drawing or "var(--" in drawing

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -28,6 +29,9 @@ SLICES = {
     "cold": "#010204",
 }
 """Colour of each slice; the page's `--head` and so on."""
+
+BAR = 0.72
+"""Height of a timeline's highest bar; its lines are 1 apart."""
 
 MARKERS = {"pooled": "o", "head": "o", "torso": "s", "tail": "^", "cold": "D"}
 
@@ -68,25 +72,38 @@ _STYLE: Any = {
 }
 
 
+@dataclass(frozen=True)
+class Track:
+    """A line of a timeline."""
+
+    name: str
+    kind: str
+    """`table`, `network`, or the tier whose colour it has."""
+    spans: Sequence[Sequence[tuple[float, float]]]
+    """Where it trains: for each span its learning rate, 0 to 1, at points in epochs from 0."""
+    renewals: Sequence[float]
+    """When its rows are set to others."""
+
+
 def auc_by_epoch(
     series: Mapping[str, Sequence[float | None]],
     epochs: Sequence[int],
-    trained: Sequence[float | None],
+    windows: Sequence[tuple[float, float]],
     label: str,
 ) -> Markup:
-    """AUC of each slice after each epoch, with the epochs in which the table trains beneath.
+    """AUC of each slice after so many epochs, on a ground that is shaded where the table trains.
 
     Args:
         series: By slice (`pooled` and the tiers), one AUC an epoch; None leaves a gap.
-        epochs: Number of each epoch.
-        trained: Share of each epoch in which the table trains; None counts as 0.
+        epochs: Number of each epoch, from 1.
+        windows: Spans in epochs, from 0, in which the item table trains.
         label: What a reader who cannot see the plot is told.
     """
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(4.4, 3.1), layout="constrained")
-        axes, strip = figure.subplots(
-            2, 1, sharex=True, gridspec_kw={"height_ratios": [10, 1], "hspace": 0.0}
-        )
+        figure = Figure(figsize=(4.4, 2.9), layout="constrained")
+        axes = figure.subplots()
+        for start, end in windows:
+            axes.axvspan(start, end, color=ACCENT, alpha=0.1, linewidth=0)
         ends: list[tuple[float, str]] = []
         for name, values in reversed(list(series.items())):
             y = np.array([np.nan if value is None else value for value in values], float)
@@ -103,15 +120,61 @@ def auc_by_epoch(
             if not np.isnan(y[-1]):
                 ends.append((float(y[-1]), name))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
         axes.margins(y=0.08)
+        axes.set_xlim(epochs[0] - (1 if windows else 0.5), epochs[-1])
+        axes.set_xlabel("epochs trained")
         axes.set_ylabel("AUC")
-        axes.tick_params(labelbottom=False)
         axes.grid(axis="x", visible=False)
         axes.spines["bottom"].set_visible(False)
         axes.spines["left"].set_visible(False)
         _label_ends(axes, epochs[-1], ends)
-        _schedule(strip, epochs, trained)
-        axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
+        return _svg(figure, label)
+
+
+def timeline(tracks: Sequence[Track], epochs: int, label: str) -> Markup:
+    """When each of several components trains: bars as high as its learning rate."""
+    colors = {"table": ACCENT, "network": MUTED, **SLICES}
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(4.4, 0.5 + 0.24 * len(tracks)), layout="constrained")
+        axes = figure.subplots()
+        for place, track in enumerate(tracks):
+            floor = len(tracks) - 1 - place
+            axes.plot([0, epochs], [floor, floor], color=LINE, linewidth=0.8)
+            for span in track.spans:
+                at, rate = zip(*span, strict=True)
+                axes.fill_between(
+                    at,
+                    floor,
+                    floor + BAR * np.array(rate),
+                    color=colors[track.kind],
+                    alpha=0.85,
+                    linewidth=0,
+                )
+            axes.vlines(track.renewals, floor, floor + BAR, color=PAPER, linewidth=1.6)
+            axes.plot(
+                track.renewals,
+                [floor + BAR + 0.08] * len(track.renewals),
+                color=INK,
+                marker="v",
+                markersize=4.5,
+                linestyle="none",
+            )
+        for epoch in range(epochs + 1):
+            axes.axvline(epoch, color=LINE, linewidth=0.6, zorder=0)
+        names = [track.name for track in reversed(tracks)]
+        axes.set_yticks(
+            [floor + BAR / 2 for floor in range(len(tracks))],
+            [name if len(name) <= 22 else f"{name[:21]}\N{HORIZONTAL ELLIPSIS}" for name in names],
+        )
+        shown = range(0, epochs, max(1, -(-epochs // 10)))
+        axes.set_xticks([epoch + 0.5 for epoch in shown], [str(epoch + 1) for epoch in shown])
+        axes.set_xlim(0, epochs)
+        axes.set_ylim(-0.15, len(tracks))
+        axes.set_xlabel("epoch")
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
         return _svg(figure, label)
 
 
@@ -187,43 +250,6 @@ def requests_by_day(counts: Mapping[str, int], test: Sequence[str]) -> Markup:
         axes.grid(axis="x", visible=False)
         axes.spines["left"].set_visible(False)
         return _svg(figure, "Requests of each day")
-
-
-def schedule_word(share: float | None) -> str:
-    """Whether the table trains in an epoch, or for which share of it."""
-    if not share:
-        return "frozen"
-    return "trains" if share >= 1 else f"trains {share:.0%}"
-
-
-def _schedule(strip: Axes, epochs: Sequence[int], trained: Sequence[float | None]) -> None:
-    for epoch, share in zip(epochs, trained, strict=True):
-        on = float(share or 0)
-        strip.broken_barh(
-            [(epoch - 0.47, 0.94)],
-            (0.0, 1.0),
-            facecolor=ACCENT if on else "none",
-            alpha=min(1.0, 0.35 + 0.65 * on) if on else None,
-            edgecolor="none" if on else LINE,
-            linewidth=0.8,
-        )
-        if len(epochs) <= 6:
-            strip.text(
-                epoch,
-                0.46,
-                schedule_word(share),
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=PAPER if on else MUTED,
-            )
-    strip.set_ylim(0, 1)
-    strip.set_yticks([0.5], ["table"])
-    strip.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
-    strip.set_xlabel("epoch")
-    strip.grid(visible=False)
-    for spine in strip.spines.values():
-        spine.set_visible(False)
 
 
 def _label_ends(axes: Axes, last: int, ends: list[tuple[float, str]]) -> None:

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from thawline.data.manifest import TIERS, Window
-from thawline.evaluation import findings, plots
+from thawline.evaluation import findings, plots, schedule
 
 UNDEFINED = "\N{EN DASH}"
 
@@ -34,8 +34,9 @@ def write_report(path: str | Path, evaluation: Tree) -> None:
             - `title`: the heading, usually the model's name.
             - `passed`, `reasons`: the gate's verdict.
             - `epochs`: entries of `epochs.json` in order, with `metrics` and, where known, `losses`
-              by objective, `seconds` and
-              `trained` (share of the epoch in which each component trained).
+              by objective, `seconds`, `trained` (share of the epoch in which each component
+              trained) and `drift` (by ID table and tier).
+            - `schedule`: `schedule.json` of the model folder.
             - `model`: `model.json`.
             - `dataset`: `manifest.json`.
             - `audit`: `audit.json`.
@@ -52,6 +53,8 @@ def render_report(evaluation: Tree) -> str:
     epochs: Sequence[Tree] = evaluation.get("epochs") or ()
     dataset: Tree | None = evaluation.get("dataset")
     model: Tree = evaluation.get("model") or {}
+    planned: Tree | None = evaluation.get("schedule")
+    windows = schedule.item_windows(planned) if planned else []
     sampled = dataset is not None and not dataset["impressions"]
     found = findings.findings(metrics, epochs, sampled)
     template = _environment().from_string(
@@ -70,7 +73,7 @@ def render_report(evaluation: Tree) -> str:
         reasons=evaluation.get("reasons") or (),
         tiles=_tiles(metrics),
         holdouts=[
-            _holdout(name, tree, epochs, sampled)
+            _holdout(name, tree, epochs, windows, sampled)
             | {
                 "notes": [item for item in found if item.level == "note" and item.holdout == name],
             }
@@ -78,6 +81,11 @@ def render_report(evaluation: Tree) -> str:
         ],
         epochs=[_epoch(index, entry) for index, entry in enumerate(epochs, start=1)],
         epoch_heads=_epoch_heads(epochs),
+        shaded=bool(windows),
+        timeline=schedule.timeline(planned) if planned else None,
+        exposure=schedule.words(planned) if planned else (),
+        drifts=schedule.drifts(epochs),
+        tiers=TIERS,
         losses=list(epochs[-1].get("losses") or {}) if epochs else [],
         facts=_facts(model) | dict(evaluation.get("facts") or {}),
         dataset=_dataset(dataset) if dataset else None,
@@ -117,9 +125,15 @@ def _tiles(metrics: Mapping[str, Tree]) -> list[dict[str, Any]]:
     return tiles
 
 
-def _holdout(holdout: str, tree: Tree, epochs: Sequence[Tree], sampled: bool) -> dict[str, Any]:
+def _holdout(
+    holdout: str,
+    tree: Tree,
+    epochs: Sequence[Tree],
+    windows: Sequence[tuple[float, float]],
+    sampled: bool,
+) -> dict[str, Any]:
     heads = [
-        _head(tree, action) | {"by_epoch": _by_epoch(holdout, action, epochs)}
+        _head(tree, action) | {"by_epoch": _by_epoch(holdout, action, epochs, windows)}
         for action in tree["pooled"]
     ]
     primary = heads[0]["action"] if heads else None
@@ -161,23 +175,25 @@ def _head(tree: Tree, action: str) -> dict[str, Any]:
     }
 
 
-def _by_epoch(holdout: str, action: str, epochs: Sequence[Tree]) -> Markup | None:
+def _by_epoch(
+    holdout: str, action: str, epochs: Sequence[Tree], windows: Sequence[tuple[float, float]]
+) -> Markup | None:
     """Curves of an action's AUC; None where no epoch was scored or no AUC is defined."""
     scored = [
-        (index, entry, entry["metrics"][holdout])
+        (index, entry["metrics"][holdout])
         for index, entry in enumerate(epochs, start=1)
         if holdout in (entry.get("metrics") or {})
     ]
     series = {
-        name: [findings.slice_auc(tree, action, name) for _, _, tree in scored]
+        name: [findings.slice_auc(tree, action, name) for _, tree in scored]
         for name in ("pooled", *TIERS)
     }
     if all(value is None for values in series.values() for value in values):
         return None
     return plots.auc_by_epoch(
         series,
-        [index for index, _, _ in scored],
-        [_table_share(entry) for _, entry, _ in scored],
+        [index for index, _ in scored],
+        windows,
         f"{holdout}: AUC of {action} after each epoch, pooled and by tier",
     )
 
@@ -232,15 +248,18 @@ def _calibration(bins: Sequence[Tree], sampled: bool) -> str:
     return text
 
 
-def _table_share(entry: Tree) -> float | None:
-    """Share of the epoch in which the item table trained."""
-    return (entry.get("trained") or {}).get("item")
+def _schedule_word(entry: Tree) -> str:
+    """Whether the item table trained in an epoch, or for which share of it."""
+    share = (entry.get("trained") or {}).get("item")
+    if not share:
+        return "frozen"
+    return "trains" if share >= 1 else f"trains {share:.0%}"
 
 
 def _epoch(index: int, entry: Tree) -> dict[str, Any]:
     return {
         "number": index,
-        "schedule": plots.schedule_word(_table_share(entry)),
+        "schedule": _schedule_word(entry),
         "losses": entry.get("losses") or {},
         "seconds": entry.get("seconds"),
         "metrics": entry.get("metrics") or {},

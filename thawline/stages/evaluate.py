@@ -63,6 +63,8 @@ def run(
         metrics = all_metrics(config, data, bundle.score, full=True)
         passed, reasons = decide(config.gate, metrics, data.manifest.actions)
         epochs = json.loads((Path(model) / "epochs.json").read_text(encoding="utf-8"))
+        # Models of earlier versions have none.
+        schedule = Path(model) / "schedule.json"
         facts = {
             "title": config.tracking.model_name,
             "passed": passed,
@@ -74,6 +76,8 @@ def run(
             "audit": audit.model_dump(mode="json"),
             "config": dump_config(config),
         }
+        if schedule.exists():
+            facts["schedule"] = json.loads(schedule.read_text(encoding="utf-8"))
         (folder / "evaluation.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
         write_report(folder / "report.html", facts)
         tracked.log_params({"data_version": data.manifest.data_version})
