@@ -89,6 +89,7 @@ STRATIFIED_START = (0, 4, 8, 8)
 """The first step of head, torso, tail and cold rows; row i is of tier i % 4."""
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize(
     ("recipe", "trains", "renew"),
     [
@@ -103,10 +104,11 @@ STRATIFIED_START = (0, 4, 8, 8)
         ("re-init", always, lambda epoch: fresh_rows(epoch) if epoch else None),
     ],
 )
-def test_training_equals_a_float64_reference(recipe, trains, renew):
-    trainer = make_trainer(recipe)
+def test_training_equals_a_float64_reference(recipe, trains, renew, staleness):
+    trainer = make_trainer(recipe, staleness=staleness)
     item = ReferenceTable(trainer.tables["item"], trains, renew=renew or (lambda epoch: None))
-    ranker = reference_run(trainer, {"item": item}, {"dense": (RATE, always)})
+    parts = {"dense": (RATE, always)}
+    ranker = reference_run(trainer, {"item": item}, parts, staleness=staleness)
 
     run(trainer)
 
@@ -244,8 +246,8 @@ def test_the_reported_losses_are_means_over_the_steps():
     batch = trainer.reader.batches[0]
     first = trainer.ranker.loss(batch, {"item": trainer.tables["item"].weight[batch.rows]})
     seen = []
-    step = trainer.train_step
-    trainer.train_step = lambda batch: seen.append(step(batch)) or seen[-1]
+    loss = trainer.ranker.loss
+    trainer.ranker.loss = lambda *of: seen.append(loss(*of)) or seen[-1]
 
     (summary,) = run(trainer)
 

@@ -22,6 +22,7 @@ class ReferenceTable:
 
     @torch.no_grad()
     def start_epoch(self, epoch):
+        self.past = []
         rows = self.renew(epoch)
         if rows is not None:
             self.weight.copy_(rows)
@@ -33,7 +34,7 @@ class ReferenceTable:
         for row in sorted(set(rows.tolist()) - {0}):
             if not self.trains(step, row):
                 continue
-            gradient = self.weight.grad[row]
+            gradient = self.late.grad[row]
             self.state[row] += gradient.square().mean()
             self.weight[row] -= self.rate * factor * gradient / (self.state[row].sqrt() + EPS)
 
@@ -42,6 +43,15 @@ class ReferenceTable:
         for row in range(1, len(self.weight)):
             if self.trains(step, row) and not self.trains(step - 1, row):
                 self.state[row] = 0
+
+    def changes(self, step):
+        return any(self.trains(step, row) != self.trains(step - 1, row) for row in range(1, 5))
+
+    def read(self, staleness):
+        """The rows as they were `staleness` updates ago, but not before they last changed hands."""
+        self.past.append(self.weight.detach().clone())
+        self.late = self.past[max(0, len(self.past) - 1 - staleness)].clone().requires_grad_()
+        return self.late
 
 
 class ReferenceAdam:
@@ -73,7 +83,7 @@ class ReferenceAdam:
             own -= self.rate * self.factor(step) * first / (1 - 0.9**self.count) / corrected
 
 
-def reference_run(trainer, tables, parts, *, factor=lambda step: 1.0, content=None):
+def reference_run(trainer, tables, parts, *, factor=lambda step: 1.0, content=None, staleness=0):
     """Trains copies of a trainer's ranker and tables.
 
     Args:
@@ -83,6 +93,7 @@ def reference_run(trainer, tables, parts, *, factor=lambda step: 1.0, content=No
             not named always trains at the rate of `dense`.
         factor: Of the tables' learning rates, by step.
         content: Content vectors by row.
+        staleness: Updates that a lookup misses; none across a step at which a table changes.
 
     Returns:
         The trained ranker, in float64.
@@ -99,10 +110,11 @@ def reference_run(trainer, tables, parts, *, factor=lambda step: 1.0, content=No
         for batch in map(to_double, trainer.reader.batches):
             rows = ranker.rows(batch)
             for table in tables.values():
-                table.weight.grad = None
+                if any(other.changes(step) for other in tables.values()):
+                    table.past = []
                 table.thaw(step)
             ranker.zero_grad()
-            embeddings = {name: table.weight[rows[name]] for name, table in tables.items()}
+            embeddings = {name: table.read(staleness)[rows[name]] for name, table in tables.items()}
             if content is not None:
                 embeddings["content"] = content.double()[rows["content"]]
             ranker.loss(batch, embeddings).total.backward()

@@ -10,6 +10,7 @@ from thawline.config.running import Audit, Evaluation, FindingName, Gate, Runtim
 from thawline.config.text import dump_config, load_config, parse_config
 from thawline.config.training import (
     GRADIENT_PATHS,
+    Accumulation,
     ComponentSchedule,
     Finetune,
     GradientPath,
@@ -26,6 +27,7 @@ from thawline.config.windows import CatalogRows, Negatives, Tiers, Windows
 __all__ = [
     "GRADIENT_PATHS",
     "PRESETS",
+    "Accumulation",
     "Action",
     "Audit",
     "CatalogRows",

@@ -195,6 +195,29 @@ class ComponentSchedule(Section):
         return self
 
 
+class Accumulation(Section):
+    """Several micro-batches (of `batch_size`) to one step of the network's optimizer."""
+
+    micro_batches: Count = 1
+    tables: Literal["exact", "fused"] = Field(
+        "exact",
+        description="exact: one lookup and one update of the ID rows a step, as a batch of that "
+        "size would; fused: an update a micro-batch, as optimizers fused into the backward do.",
+    )
+    factor: Positive | Literal["mean"] = Field(
+        1.0,
+        description="With `fused`: a factor on the ID tables' learning rates; mean: one over "
+        "micro_batches, which is right for sgd alone.",
+    )
+
+    @property
+    def table_factor(self) -> float:
+        """The factor on the learning rates of ID tables."""
+        if self.tables == "exact":
+            return 1.0
+        return 1.0 / self.micro_batches if self.factor == "mean" else self.factor
+
+
 class Finetune(Section):
     """Fine-tuning of the ranker and the table."""
 
@@ -211,7 +234,8 @@ class Finetune(Section):
     cross_fit: bool = Field(
         False,
         description="Keeps two copies of the item table; the network reads for each request the "
-        "copy that requests of the other half write. The model keeps their mean.",
+        "copy that requests of the other half write. The model keeps their mean. Lookups are then "
+        "never stale.",
     )
     cold_rows: Literal["keep", "mean-drift", "ridge", "neighbours"] = Field(
         "keep",
@@ -222,6 +246,12 @@ class Finetune(Section):
     batch_size: Count = 512
     learning_rate: Positive = Field(1e-3, description="Adam, for the network.")
     clip_norm: Positive | None = Field(None, description="Clips the network's gradient norm.")
+    staleness: Annotated[int, Field(ge=0)] = Field(
+        1,
+        description="Updates that a lookup of ID rows may miss: 0 looks rows up when a batch is "
+        "due; 1, as in the article, while the batch before is in its backward; k, k batches ahead.",
+    )
+    accumulation: Accumulation = Accumulation()
     prefetch_batches: Count = Field(4, description="Batches prepared ahead by the reader.")
     shuffle_groups: Count = Field(
         16, description="Row groups read together and shuffled as one buffer."
@@ -230,3 +260,9 @@ class Finetune(Section):
         False,
         description="true: batches hold requests of similar history length, which saves padding.",
     )
+
+    @model_validator(mode="after")
+    def _cross_fit_alone(self) -> Finetune:
+        if self.cross_fit and self.accumulation.micro_batches > 1:
+            raise ValueError("cross_fit takes one micro-batch a step; drop accumulation")
+        return self

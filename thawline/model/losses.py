@@ -7,34 +7,50 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def head_loss(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Binary cross-entropy: mean over valid candidates, summed over actions.
+def head_loss(logits: Tensor, labels: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy: summed over actions and valid candidates, over `count`.
 
     Args:
         logits: `[B, C, A]`.
         labels: `[B, C, A]`, 0 or 1.
         mask: `[B, C]`, true where there is a candidate.
+        count: Valid candidates of the larger batch that this one is part of; None: of this one.
     """
     loss = functional.binary_cross_entropy_with_logits(
         _full(logits), _full(labels), reduction="none"
     ).sum(-1)
-    return (loss * mask).sum() / mask.sum().clamp(min=1)
+    count = mask.sum() if count is None else count
+    return (loss * mask).sum() / count.clamp(min=1)
 
 
-def pairwise_loss(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Logistic loss of each (positive, negative) pair of one request and action, mean over pairs.
+def pairwise_loss(
+    logits: Tensor, labels: Tensor, mask: Tensor, count: Tensor | None = None
+) -> Tensor:
+    """Logistic loss of each (positive, negative) pair of one request and action, over `count`.
 
     Args:
         logits: `[B, C, A]`.
         labels: `[B, C, A]`, 0 or 1.
         mask: `[B, C]`, true where there is a candidate.
+        count: Such pairs of the larger batch that this one is part of; None: of this one.
     """
     logits = _full(logits)
-    positive = (labels > 0) & mask[..., None]
-    negative = (labels <= 0) & mask[..., None]
+    positive, negative = _split_labels(labels, mask)
     pairs = positive[:, :, None, :] & negative[:, None, :, :]
     loss = functional.softplus(logits[:, None, :, :] - logits[:, :, None, :])
-    return (loss * pairs).sum() / pairs.sum().clamp(min=1)
+    count = pairs.sum() if count is None else count
+    return (loss * pairs).sum() / count.clamp(min=1)
+
+
+def count_pairs(labels: Tensor, mask: Tensor) -> Tensor:
+    """The (positive, negative) pairs of `pairwise_loss`."""
+    positive, negative = _split_labels(labels, mask)
+    return (positive.sum(1) * negative.sum(1)).sum()
+
+
+def _split_labels(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Which candidates are positive, and which negative, by action: bool `[B, C, A]`."""
+    return (labels > 0) & mask[..., None], (labels <= 0) & mask[..., None]
 
 
 def contrastive_loss(
@@ -46,6 +62,7 @@ def contrastive_loss(
     negative_log_q: Tensor,
     *,
     temperature: float,
+    count: Tensor | None = None,
 ) -> Tensor:
     """Next-item InfoNCE with shared negatives and log-popularity correction.
 
@@ -63,9 +80,10 @@ def contrastive_loss(
         negative_rows: `[m]`, their rows.
         negative_log_q: `[m]`, log of the probability with which each was drawn.
         temperature: Divides the cosines.
+        count: Positions of the larger batch that these are part of; None: `n`.
 
     Returns:
-        Mean over the `n` positions; 0 where there is none.
+        The sum over the positions, over `count`; 0 where there is none.
     """
     if not len(states):
         return states.sum()
@@ -77,7 +95,8 @@ def contrastive_loss(
     own = target_rows[:, None] == negative_rows[None, :]
     against = against.masked_fill(own, -torch.inf)
     positive = (states * targets).sum(-1, keepdim=True)
-    return (torch.logsumexp(torch.cat([positive, against], dim=1), dim=1) - positive[:, 0]).mean()
+    loss = torch.logsumexp(torch.cat([positive, against], dim=1), dim=1) - positive[:, 0]
+    return loss.mean() if count is None else loss.sum() / count.clamp(min=1)
 
 
 def _full(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from thawline.data.batches import Batch
 from thawline.model.adapter import Adapter
 from thawline.model.content import ContentTower
 from thawline.model.encoder import Block, HistoryEncoder
-from thawline.model.losses import contrastive_loss, head_loss, pairwise_loss
+from thawline.model.losses import contrastive_loss, count_pairs, head_loss, pairwise_loss
 from thawline.tables.small import SmallTable
 
 
@@ -30,6 +30,32 @@ class Losses:
     head: Tensor
     pairwise: Tensor
     contrastive: Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the objectives of a batch are means over."""
+
+    candidates: Tensor
+    pairs: Tensor
+    positives: Tensor
+    """Requests with a positive candidate."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> Counts:
+        """Those of one batch."""
+        return cls(
+            batch.candidate_mask.sum(),
+            count_pairs(batch.labels, batch.candidate_mask),
+            _are_positive(batch).any(1).sum(),
+        )
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.candidates + other.candidates,
+            self.pairs + other.pairs,
+            self.positives + other.positives,
+        )
 
 
 class CrossNetwork(nn.Module):
@@ -146,14 +172,26 @@ class Ranker(nn.Module):
         encoded = self._encode(batch, history)
         return self._score(batch, candidates, encoded, self._side(batch, embeddings))
 
-    def loss(self, batch: Batch, embeddings: Mapping[str, Tensor]) -> Losses:
-        """The training losses, from the rows that `rows` names as `embeddings`, `[n, d]` each."""
+    def loss(
+        self, batch: Batch, embeddings: Mapping[str, Tensor], whole: Counts | None = None
+    ) -> Losses:
+        """The training losses.
+
+        Args:
+            batch: The requests.
+            embeddings: The rows that `rows` names, `[n, d]` each.
+            whole: Counts of a larger batch that this one is part of; the sum over the parts is
+                then its loss, but for the contrastive one, whose negatives are the part's own.
+        """
         history, candidates = self._read(batch, embeddings["item"])
         encoded = self._encode(batch, history)
         logits = self._score(batch, candidates, encoded, self._side(batch, embeddings))
-        head = head_loss(logits, batch.labels, batch.candidate_mask)
-        pairwise = pairwise_loss(logits, batch.labels, batch.candidate_mask)
-        contrastive = self._next_item_loss(batch, candidates["contrastive"], encoded)
+        counts = Counts.of(batch) if whole is None else whole
+        head = head_loss(logits, batch.labels, batch.candidate_mask, counts.candidates)
+        pairwise = pairwise_loss(logits, batch.labels, batch.candidate_mask, counts.pairs)
+        contrastive = self._next_item_loss(
+            batch, candidates["contrastive"], encoded, counts.positives
+        )
         total = (
             head
             + self.settings.pairwise_weight * pairwise
@@ -212,8 +250,10 @@ class Ranker(nn.Module):
         length = (batch.history_row != 0).sum(1)
         return encoded[torch.arange(len(encoded), device=encoded.device), length]
 
-    def _next_item_loss(self, batch: Batch, candidates: Tensor, encoded: Tensor) -> Tensor:
-        positive = (batch.labels > 0).any(-1) & batch.candidate_mask
+    def _next_item_loss(
+        self, batch: Batch, candidates: Tensor, encoded: Tensor, count: Tensor
+    ) -> Tensor:
+        positive = _are_positive(batch)
         request = positive.any(1).nonzero().squeeze(1)
         first = positive.int().argmax(1)[request]
         targets = candidates[request, first]
@@ -226,7 +266,13 @@ class Ranker(nn.Module):
             rows,
             batch.candidate_log_q[request, first],
             temperature=self.settings.temperature,
+            count=count,
         )
+
+
+def _are_positive(batch: Batch) -> Tensor:
+    """Candidates with any action: bool `[B, C]`."""
+    return (batch.labels > 0).any(-1) & batch.candidate_mask
 
 
 def _split_rows(batch: Batch, embeddings: Tensor) -> tuple[Tensor, Tensor]:

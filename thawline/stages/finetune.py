@@ -28,7 +28,7 @@ from thawline.tables import LocalTable
 from thawline.tables.optimizers import Sgd
 from thawline.tracking.runs import stage_run
 from thawline.training.cross_fit import CrossFitTrainer
-from thawline.training.loop import EpochSummary, Trainer
+from thawline.training.loop import Accumulated, EpochSummary, Trainer
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
 
@@ -99,7 +99,12 @@ def run(
             id_columns=config.tables.others,
         )
         epochs: list[dict[str, Any]] = []
-        with progress_bar("finetune", settings.epochs * reader.num_batches) as show:
+        accumulation = settings.accumulation
+        accumulated = Accumulated(
+            accumulation.micro_batches, accumulation.tables == "fused", accumulation.table_factor
+        )
+        steps = -(-reader.num_batches // accumulated.per_step)
+        with progress_bar("finetune", settings.epochs * steps) as show:
             make_trainer = (
                 partial(CrossFitTrainer, num_rows=data.catalog.num_rows)
                 if settings.cross_fit
@@ -118,6 +123,8 @@ def run(
                 },
                 content=content,
                 clip_norm=settings.clip_norm,
+                staleness=settings.staleness,
+                accumulated=accumulated,
                 device=device,
                 on_step=lambda step, steps: show(step),
             )
@@ -167,4 +174,5 @@ def _logged(summary: EpochSummary) -> dict[str, Any]:
         "seconds": summary.seconds,
         "waiting_share": summary.waiting / summary.seconds,
         "trained_share": summary.trained,
+        "phases": summary.phases,
     }

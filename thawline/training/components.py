@@ -28,12 +28,12 @@ class TrainedTable:
 class TableComponent:
     """Freezes, thaws and paces an ID table as its plan says."""
 
-    def __init__(self, trained: TrainedTable, plan: Plan) -> None:
-        """Takes the table's learning rate as it is now for its own."""
+    def __init__(self, trained: TrainedTable, plan: Plan, *, factor: float = 1.0) -> None:
+        """Takes the table's learning rate as it is now, times `factor`, for its own."""
         self.trained = trained
         self.table = trained.table
         self.plan = plan
-        self.learning_rate = trained.table.learning_rate
+        self.learning_rate = trained.table.learning_rate * factor
         self._open: frozenset[str] = frozenset()
         if plan.tiers:
             self.table.freeze()
@@ -52,6 +52,16 @@ class TableComponent:
         if trains:
             factor = self.plan.factor(step, steps_per_epoch)
             self.table.learning_rate = self.learning_rate * factor
+
+    def changes(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether rows open, close or are renewed when a step begins."""
+        plan = self.plan
+        before, now = (
+            (plan.trains(at, steps_per_epoch), plan.open_tiers(at, steps_per_epoch))
+            for at in (step - 1, step)
+        )
+        renewed = plan.renewal is not None and now[0] and step % steps_per_epoch == 0
+        return before != now or renewed
 
     def _follow_tiers(self, step: int, steps_per_epoch: int) -> None:
         opened = self.plan.open_tiers(step, steps_per_epoch)

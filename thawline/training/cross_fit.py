@@ -6,7 +6,7 @@ fold, 0 or 1. Requests of fold `f` write copy `f`, and the network reads the oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from thawline.data.draws import mix
 from thawline.model.ranker import Losses, Ranker
 from thawline.tables import IdTable
 from thawline.training.components import TrainedTable
-from thawline.training.loop import Trainer
+from thawline.training.loop import Group, Trainer
 from thawline.training.schedule import Schedule
 
 FOLDS = (0, 1)
@@ -69,6 +69,11 @@ class CrossFitTrainer(Trainer):
         windows = [window.steps(reader.num_batches) for window in schedule.of("item").windows]
         self._first_write = min((steps.start for steps in windows if steps), default=None)
 
+    def _steps(self, epoch: int) -> Iterator[tuple[Group, Losses]]:
+        for group in self._groups(epoch):
+            self._follow_schedule(self.step)
+            yield group, self.train_step(group[0])
+
     def train_step(self, batch: Batch) -> Losses:
         """One step; the losses are those of the network's reads."""
         if self._first_write is None or self.step < self._first_write:
@@ -76,7 +81,7 @@ class CrossFitTrainer(Trainer):
         folds = _by_fold(batch)
         rows = [self.ranker.rows(part) for _, part in folds]
         item = [own["item"] for own in rows]
-        outside = self._group.lookup(
+        outside = self.prefetcher.tables.lookup(
             {name: torch.cat([own[name] for own in rows]) for name in rows[0]}
             | {"item": self._in_copies(item, [1 - fold for fold, _ in folds])}
         )
@@ -89,7 +94,7 @@ class CrossFitTrainer(Trainer):
             inside = self._item.lookup(self._in_copies(item, [fold for fold, _ in folds]))
             own_rows = inside.wait()
             own = self._losses(folds, sizes, detached | {"item": own_rows})
-            self._check_finite(own, batch, self.step // self.reader.num_batches)
+            self._check_finite(own, [batch], self.step // self.reader.num_batches)
             # Through the rows alone: the network's parameters get no gradient here.
             (gradient,) = torch.autograd.grad(own.total, own_rows, allow_unused=True)
         losses = self._losses(folds, sizes, embeddings | {"item": detached["item"]})

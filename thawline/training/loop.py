@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thawline.data.batches import Batch, RequestReader
 from thawline.errors import TrainingError
-from thawline.model.ranker import Losses, Ranker
+from thawline.model.ranker import Counts, Losses, Ranker
 from thawline.tables import IdTable, TableGroup
+from thawline.training.clock import Clock
 from thawline.training.components import Network, TableComponent, TrainedTable
+from thawline.training.prefetch import Prefetcher, Step
 from thawline.training.schedule import Schedule
+
+Group = Sequence[Batch]
+"""The micro-batches of a step."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,44 @@ class EpochSummary:
     seconds: float
     waiting: float
     """Seconds of `seconds` spent waiting for batches."""
+    phases: dict[str, float]
+    """Seconds by phase of a step (`clock.PHASES`)."""
     trained: dict[str, float]
     """Share of the epoch in which each component trained."""
+
+
+@dataclass
+class Progress:
+    """What an epoch has come to so far."""
+
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+
+    def add(self, group: Group, losses: Losses) -> None:
+        """Counts a step."""
+        for name in (each.name for each in fields(Losses)):
+            value = getattr(losses, name).detach()
+            self.totals[name] = self.totals.get(name, torch.zeros_like(value)) + value
+        self.steps += 1
+        self.requests += sum(len(batch) for batch in group)
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """How micro-batches add up to a step of the network's optimizer."""
+
+    micro_batches: int = 1
+    fused: bool = False
+    """True: the ID tables are updated by each micro-batch. False: once, by all of them."""
+    table_factor: float = 1.0
+    """On the ID tables' learning rates."""
+
+    @property
+    def per_step(self) -> int:
+        """Micro-batches to an update of the ID tables."""
+        return 1 if self.fused else self.micro_batches
 
 
 class Trainer:
@@ -48,6 +91,8 @@ class Trainer:
         learning_rates: Mapping[str, float] | None = None,
         content: IdTable | None = None,
         clip_norm: float | None = None,
+        staleness: int = 0,
+        accumulated: Accumulated | None = None,
         device: str = "cpu",
         on_step: Callable[[int, int], None] = lambda step, steps: None,
     ) -> None:
@@ -62,6 +107,8 @@ class Trainer:
             learning_rates: For some of its parts, by name.
             content: The items' content vectors, for a ranker with a content tower; never trained.
             clip_norm: Clips the norm of the network's gradient.
+            staleness: Updates that a lookup may miss (see `Prefetcher`).
+            accumulated: Micro-batches to a step; None: one.
             device: Where the network is.
             on_step: Called after each step with the steps done and those of the whole run.
 
@@ -77,6 +124,8 @@ class Trainer:
         self.tables = {name: trained.table for name, trained in tables.items()}
         self.reader = reader
         self.schedule = schedule
+        self.accumulated = accumulated or Accumulated()
+        self.steps_per_epoch = -(-reader.num_batches // self.accumulated.per_step)
         parts = ranker.components()
         self.network = Network(
             parts,
@@ -84,79 +133,197 @@ class Trainer:
             learning_rate=learning_rate,
             learning_rates=learning_rates,
         )
-        self._followers: list[TableComponent | Network] = [
-            *(TableComponent(trained, schedule.of(name)) for name, trained in tables.items()),
-            self.network,
+        self._table_components = [
+            TableComponent(trained, schedule.of(name), factor=self.accumulated.table_factor)
+            for name, trained in tables.items()
         ]
         self.components = [*self.tables, *parts]
         """What has a schedule, by name."""
-        self._group = TableGroup(self.tables | ({"content": content} if content else {}))
+        group = TableGroup(self.tables | ({"content": content} if content else {}))
+        self.clock = Clock(device)
+        self.prefetcher: Prefetcher[Group] = Prefetcher(
+            group, self._rows, staleness=staleness, device=device, clock=self.clock
+        )
         self.clip_norm = clip_norm
         self.device = device
         self.on_step = on_step
         self.step = 0
+        """Steps done, over the whole run."""
+        self._progress = Progress()
+        self._accumulating = 0
+        """Micro-batches whose gradients the network's optimizer has not seen."""
 
     def epochs(self) -> Iterator[EpochSummary]:
         """Trains an epoch at a time and yields its summary; the caller may evaluate between."""
-        for epoch in range(self.schedule.epochs):
+        for epoch in range(self.step // self.steps_per_epoch, self.schedule.epochs):
             yield self._train_epoch(epoch)
 
     def _train_epoch(self, epoch: int) -> EpochSummary:
         self.ranker.train()
-        steps = self.reader.num_batches
-        totals: dict[str, Tensor] = {}
-        requests = 0
-        waiting = 0.0
-        started = asked = time.perf_counter()
-        for batch in self.reader.epoch(epoch):
-            batch = batch.to(self.device)
-            waiting += time.perf_counter() - asked
-            self._follow_schedule(steps)
-            losses = self.train_step(batch)
-            self._check_finite(losses, batch, epoch)
-            for name in ("total", "head", "pairwise", "contrastive"):
-                value = getattr(losses, name).detach()
-                totals[name] = totals.get(name, torch.zeros_like(value)) + value
-            requests += len(batch)
+        started, before = time.perf_counter(), self._progress.seconds
+        for group, losses in self._steps(epoch):
+            self._check_finite(losses, group, epoch)
             self.step += 1
-            self.on_step(self.step, steps * self.schedule.epochs)
-            asked = time.perf_counter()
+            self._progress.add(group, losses)
+            self._progress.seconds = before + time.perf_counter() - started
+            self.on_step(self.step, self.steps_per_epoch * self.schedule.epochs)
+        done, self._progress = self._progress, Progress()
+        phases = self.clock.take()
         return EpochSummary(
             epoch=epoch,
-            losses={name: float(total) / steps for name, total in totals.items()},
-            steps=steps,
-            requests=requests,
-            seconds=time.perf_counter() - started,
-            waiting=waiting,
+            losses={name: float(total) / done.steps for name, total in done.totals.items()},
+            steps=done.steps,
+            requests=done.requests,
+            seconds=done.seconds,
+            waiting=phases["data"],
+            phases=phases,
             trained={name: self.schedule.of(name).share(epoch) for name in self.components},
         )
 
+    def _steps(self, epoch: int) -> Iterator[tuple[Group, Losses]]:
+        """Trains on what is left of an epoch."""
+        first = self.step
+        steps = self.prefetcher.steps(
+            self._groups(epoch),
+            prepare=lambda index: self._follow_schedule(first + index),
+            drained_at=lambda index: self._tables_change(first + index),
+        )
+        for step in steps:
+            last = self.step + 1 == self.steps_per_epoch * (epoch + 1)
+            yield step.batch, self._train_on(step, flush=last)
+
+    def _groups(self, epoch: int) -> Iterator[Group]:
+        """The micro-batches of each step of an epoch that is still to be done."""
+        size = self.accumulated.per_step
+        done = self.step % self.steps_per_epoch
+        batches = self.reader.epoch(epoch, done * size) if done else self.reader.epoch(epoch)
+        while True:
+            with self.clock.phase("data"):
+                group = [batch.to(self.device) for batch in islice(batches, size)]
+            if not group:
+                return
+            yield group
+
+    def _rows(self, group: Group) -> Mapping[str, Tensor]:
+        """The rows of a step, micro-batch after micro-batch."""
+        rows = [self.ranker.rows(batch) for batch in group]
+        if len(rows) == 1:
+            return rows[0]
+        return {name: torch.cat([own[name] for own in rows]) for name in rows[0]}
+
     def train_step(self, batch: Batch) -> Losses:
-        """One step: read the rows, forward, backward, update the rows, update the network."""
-        lookup = self._group.lookup(self.ranker.rows(batch))
-        embeddings = lookup.wait()
-        losses = self.ranker.loss(batch, embeddings)
-        self.network.optimizer.zero_grad()
-        losses.total.backward()
-        lookup.apply({name: rows.grad for name, rows in embeddings.items()})
-        self._step_network()
+        """One step on one batch, looked up now."""
+        alone: Prefetcher[Group] = Prefetcher(
+            self.prefetcher.tables, self._rows, staleness=0, device=self.device, clock=self.clock
+        )
+        (losses,) = [self._train_on(step, flush=True) for step in alone.steps([[batch]])]
         return losses
 
+    def _train_on(self, step: Step[Group], *, flush: bool) -> Losses:
+        """Forward, the next lookup, backward, the rows' update, the network's step.
+
+        Args:
+            step: Micro-batches and their rows.
+            flush: Whether the network's optimizer steps even if it could wait for more.
+        """
+        if not self._accumulating:
+            self.network.optimizer.zero_grad()
+        leaves = _split(step.embeddings, [self.ranker.rows(batch) for batch in step.batch])
+        whole = None if len(leaves) == 1 else _sum(Counts.of(batch) for batch in step.batch)
+        parts = []
+        for batch, rows in zip(step.batch, leaves, strict=True):
+            with self.clock.phase("forward"):
+                losses = self.ranker.loss(batch, rows, whole)
+            step.look_ahead()
+            with self.clock.phase("backward"):
+                losses.total.backward()
+            parts.append(losses)
+        with self.clock.phase("update"):
+            step.apply(_gradients(leaves))
+        self._accumulating += 1
+        if flush or not self.accumulated.fused or self._accumulating == self._most_accumulated:
+            with self.clock.phase("optimizer"):
+                self._step_network()
+        return parts[0] if len(parts) == 1 else _add(parts)
+
+    @property
+    def _most_accumulated(self) -> int:
+        return self.accumulated.micro_batches if self.accumulated.fused else 1
+
     def _step_network(self) -> None:
+        if self._accumulating > 1:
+            # Of means over micro-batches, to the gradient of their mean.
+            for parameter in self.ranker.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= self._accumulating
+        self._accumulating = 0
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.ranker.parameters(), self.clip_norm)
         self.network.optimizer.step()
 
-    def _follow_schedule(self, steps_per_epoch: int) -> None:
-        for follower in self._followers:
-            follower.follow(self.step, steps_per_epoch)
+    def _follow_schedule(self, step: int) -> None:
+        for component in self._table_components:
+            component.follow(step, self.steps_per_epoch)
+        self.network.follow(step, self.steps_per_epoch)
 
-    def _check_finite(self, losses: Losses, batch: Batch, epoch: int) -> None:
+    def _tables_change(self, step: int) -> bool:
+        return any(own.changes(step, self.steps_per_epoch) for own in self._table_components)
+
+    def _check_finite(self, losses: Losses, group: Group, epoch: int) -> None:
         if not torch.isfinite(losses.total):
-            ids = ", ".join(str(int(value)) for value in batch.request_id[:5])
+            ids = ", ".join(str(int(value)) for value in group[0].request_id[:5])
             raise TrainingError(
                 f"the loss became {losses.total.item()} at step {self.step} (epoch {epoch}); "
                 f"the batch's first request ids: {ids}",
                 "lower finetune.learning_rate or tables.item.learning_rate, "
                 "or set finetune.clip_norm",
             )
+
+
+def _split(
+    embeddings: Mapping[str, Tensor], rows: Sequence[Mapping[str, Tensor]]
+) -> list[dict[str, Tensor]]:
+    """The rows of each micro-batch, as leaves of their own where there are several."""
+    if len(rows) == 1:
+        return [dict(embeddings)]
+    parts = {
+        name: [
+            part.requires_grad_(read.requires_grad)
+            for part in read.detach().split([len(own[name]) for own in rows])
+        ]
+        for name, read in embeddings.items()
+    }
+    return [{name: own[index] for name, own in parts.items()} for index in range(len(rows))]
+
+
+def _gradients(leaves: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor | None]:
+    """The gradients of a step's rows, `[n, d]` by table; None where no loss reached them."""
+    found: dict[str, Tensor | None] = {}
+    for name in leaves[0]:
+        grads = [own[name].grad for own in leaves]
+        if len(grads) == 1 or all(grad is None for grad in grads):
+            found[name] = grads[0]
+        else:
+            found[name] = torch.cat(
+                [
+                    torch.zeros_like(own[name]) if grad is None else grad
+                    for own, grad in zip(leaves, grads, strict=True)
+                ]
+            )
+    return found
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    first, *rest = counts
+    for other in rest:
+        first = first + other
+    return first
+
+
+def _add(parts: Sequence[Losses]) -> Losses:
+    """The losses of a batch whose parts these are."""
+    values: dict[str, Any] = {
+        each.name: torch.stack([getattr(part, each.name).detach() for part in parts]).sum()
+        for each in fields(Losses)
+    }
+    return Losses(**values)

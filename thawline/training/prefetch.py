@@ -27,6 +27,7 @@ from torch import Tensor
 
 from thawline.errors import ConfigError, TrainingError
 from thawline.tables import GroupLookup, TableGroup
+from thawline.training.clock import Clock
 from thawline.training.lanes import Lane, make_lane
 
 B = TypeVar("B")
@@ -92,6 +93,7 @@ class Prefetcher(Generic[B]):
         *,
         staleness: int = 1,
         device: torch.device | str = "cpu",
+        clock: Clock | None = None,
     ) -> None:
         """Prepares; nothing is looked up yet.
 
@@ -101,6 +103,7 @@ class Prefetcher(Generic[B]):
             staleness: How many updates a lookup misses: 0 looks up when a batch is due; 1 or more
                 looks up that many batches ahead.
             device: Where the tables are.
+            clock: Told how long lookups take to launch, and rows to come.
 
         Raises:
             ConfigError: A negative staleness.
@@ -111,6 +114,7 @@ class Prefetcher(Generic[B]):
         self.rows = rows
         self.staleness = staleness
         self.lane: Lane = make_lane(device)
+        self.clock = clock or Clock(device)
 
     def steps(
         self,
@@ -152,7 +156,8 @@ class Prefetcher(Generic[B]):
                 launched = index + 1
                 launch(index + self.staleness)
             ahead = partial(launch, index + 1 + self.staleness)
-            step = Step(self.lane, flights.popleft(), ahead)
+            with self.clock.phase("rows"):
+                step = Step(self.lane, flights.popleft(), ahead)
             yield step
             if not step.applied:
                 raise TrainingError(
@@ -161,7 +166,7 @@ class Prefetcher(Generic[B]):
             index += 1
 
     def _look_up(self, batch: B) -> _InFlight[B]:
-        with self.lane.read() as read:
+        with self.clock.phase("lookup"), self.lane.read() as read:
             lookup = self.tables.lookup(self.rows(batch))
         return _InFlight(batch, lookup, read)
 
