@@ -13,7 +13,6 @@ import ibis
 import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from thawline.config import CatalogRows, Tiers
 from thawline.data.engine import DAY_US, Backend, epoch_us, hash63, keep, stream
@@ -263,18 +262,20 @@ def write_catalog(engine: Backend, catalog: BuiltCatalog, path: Path) -> None:
     write_file(path, schema, stream(engine, lines, ROWS_PER_GROUP), ROWS_PER_GROUP)
 
 
-def write_moved(catalog: BuiltCatalog, path: Path) -> None:
+def write_moved(engine: Backend, catalog: BuiltCatalog, path: Path) -> None:
     """Writes `moved.parquet` where rows have moved."""
     if catalog.moved is not None:
-        pq.write_table(catalog.moved.order_by("old_row").to_pyarrow().combine_chunks(), path)
+        moved = catalog.moved.order_by("old_row")
+        schema = moved.schema().to_pyarrow()
+        write_file(path, schema, stream(engine, moved, ROWS_PER_GROUP), ROWS_PER_GROUP)
 
 
-def write_popularity(positives: ir.Table, bucket_minutes: int, path: Path) -> None:
+def write_popularity(engine: Backend, positives: ir.Table, bucket_minutes: int, path: Path) -> None:
     """Writes `popularity.parquet`: positives of each row in each span of time that has any."""
     width = bucket_minutes * MINUTE_US
     known = positives.filter(positives.row >= FIRST_ROW)
     keyed = known.select("row", bucket=known.timestamp // width * width)
     counts = keyed.group_by(["bucket", "row"]).aggregate(count=keyed.count())
-    table = counts.order_by(["bucket", "row"]).select("bucket", "row", "count").to_pyarrow()
-    table = table.set_column(0, "bucket", table["bucket"].cast(TIMESTAMP))
-    pq.write_table(table.combine_chunks(), path)
+    counts = counts.order_by(["bucket", "row"]).select("bucket", "row", "count")
+    schema = pa.schema([("bucket", TIMESTAMP), ("row", pa.int64()), ("count", pa.int64())])
+    write_file(path, schema, stream(engine, counts, ROWS_PER_GROUP), ROWS_PER_GROUP)

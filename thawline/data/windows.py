@@ -184,7 +184,7 @@ class _Build:
             previous=self.previous,
         )
         write_catalog(engine, catalog, root / "catalog.parquet")
-        write_moved(catalog, root / "moved.parquet")
+        write_moved(engine, catalog, root / "moved.parquet")
         ids, content = {}, None
         if items is not None:
             self.on_step("looking items up")
@@ -212,7 +212,7 @@ class _Build:
 
         self.on_step("writing popularity and sequences")
         bucket_minutes = config.negatives.bucket_minutes
-        write_popularity(positives, bucket_minutes, root / "popularity.parquet")
+        write_popularity(engine, positives, bucket_minutes, root / "popularity.parquet")
         for folder in ("rejected", "sequences"):
             shutil.rmtree(root / folder, ignore_errors=True)
         write_rejected(engine, log.rejected, root / "rejected", config)
