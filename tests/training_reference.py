@@ -19,6 +19,7 @@ class ReferenceTable:
         self.state = torch.zeros(len(self.weight), dtype=torch.float64)
         self.trains = trains
         self.renew = renew
+        self.late = self.weight
 
     @torch.no_grad()
     def start_epoch(self, epoch):
