@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thawline.data.batches import Batch, RequestReader
 from thawline.data.draws import mix
-from thawline.model.ranker import Losses, Ranker
+from thawline.model.ranker import Counts, Losses, Ranker
 from thawline.tables import IdTable
 from thawline.training.components import TrainedTable
 from thawline.training.loop import Group, Trainer
@@ -28,13 +28,12 @@ FOLDS = (0, 1)
 class CrossFitTrainer(Trainer):
     """Trains a ranker on rows that requests of the other fold have written.
 
-    With `share(f)` a fold's share of the batch's requests, `L(f, copy)` the mean objective of
-    these requests alone (in-batch negatives come from them alone too), a step follows the
-    gradients of
+    With `L(f, copy)` what the requests of a fold add to the batch's mean objective (in-batch
+    negatives come from them alone), a step follows the gradients of
 
-    - `sum over f of share(f) * L(f, copy 1 - f)` for the network and the other ID tables, the item
-      rows held fixed, and
-    - `share(f) * L(f, copy f)` for the rows of copy `f`, everything else held fixed.
+    - `L(0, copy 1) + L(1, copy 0)` for the network and the other ID tables, the item rows held
+      fixed, and
+    - `L(f, copy f)` for the rows of copy `f`, everything else held fixed.
 
     Both are taken at the values before the step. The loop is closed: a copy's gradient is that of
     a loss evaluated at the copy itself, so the copies cannot drift apart without bound, as they do
@@ -93,11 +92,11 @@ class CrossFitTrainer(Trainer):
         if self._item.trainable:
             inside = self._item.lookup(self._in_copies(item, [fold for fold, _ in folds]))
             own_rows = inside.wait()
-            own = self._losses(folds, sizes, detached | {"item": own_rows})
+            own = self._losses(batch, folds, sizes, detached | {"item": own_rows})
             self._check_finite(own, [batch], self.step // self.reader.num_batches)
             # Through the rows alone: the network's parameters get no gradient here.
             (gradient,) = torch.autograd.grad(own.total, own_rows, allow_unused=True)
-        losses = self._losses(folds, sizes, embeddings | {"item": detached["item"]})
+        losses = self._losses(batch, folds, sizes, embeddings | {"item": detached["item"]})
         self.network.optimizer.zero_grad()
         if losses.total.requires_grad:  # Not where only the item table trains.
             losses.total.backward()
@@ -115,24 +114,23 @@ class CrossFitTrainer(Trainer):
 
     def _losses(
         self,
+        batch: Batch,
         folds: list[tuple[int, Batch]],
         sizes: list[dict[str, int]],
         embeddings: Mapping[str, Tensor],
     ) -> Losses:
-        """Mean over the folds, each as its share of the requests, of the losses of each alone."""
+        """The batch's losses: the sum of its folds'."""
         parts = {
             name: read.split([own[name] for own in sizes]) for name, read in embeddings.items()
         }
-        count = sum(len(part) for _, part in folds)
-        weighed = [
-            (len(part) / count, self.ranker.loss(part, {n: own[at] for n, own in parts.items()}))
+        whole = Counts.of(batch)
+        losses = [
+            self.ranker.loss(part, {name: own[at] for name, own in parts.items()}, whole)
             for at, (_, part) in enumerate(folds)
         ]
         return Losses(
             **{
-                each.name: torch.stack(
-                    [share * getattr(losses, each.name) for share, losses in weighed]
-                ).sum()
+                each.name: torch.stack([getattr(own, each.name) for own in losses]).sum()
                 for each in fields(Losses)
             }
         )
