@@ -128,6 +128,7 @@ def test_run_goes_from_nothing_to_a_registered_model_that_scores_and_again_to_th
     evaluation = json.loads((workdir / "evaluation" / "evaluation.json").read_text())
     assert set(evaluation["metrics"]) == {"next", "in_window"}
     assert evaluation["metrics"]["next"]["oracle"]["click"]["auc"] > 0.6
+    assert evaluation["schedule"]["components"]["item"]["windows"] == [[1.0, 2.0]]
     assert (workdir / "evaluation" / "report.html").stat().st_size > 10_000
 
     environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{workdir / 'mlflow.db'}"}
@@ -144,6 +145,8 @@ def test_the_stages_run_one_by_one_and_the_same_seed_gives_the_same_model(invoke
     for command in ("windows", "pretrain", "finetune", "evaluate", "register"):
         code, out, err = invoke(command, "--config", tiny)
         assert code == 0, err
+        if command == "finetune":
+            assert "  ············|━━━━━━━━━━━━  item\n" in out
     assert "tiny-ranker version 1 @champion" in out
     again = tmp_path / "again"
 

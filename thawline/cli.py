@@ -215,11 +215,16 @@ def finetune(
 ) -> None:
     """Fine-tune the ranker and the table by a recipe."""
     settings = _read(config, overrides)
+    from thawline.data.manifest import Dataset
     from thawline.stages import finetune as stage
+    from thawline.training.recipes import make_schedule
+    from thawline.training.timeline import lines
 
     folders = _input(settings, dataset, "dataset"), _input(settings, table, "table")
     with _output(settings, model, "model") as out:
         epochs = stage.run(settings, *folders, out)
+    context = list(Dataset.open(folders[0]).manifest.context)
+    _print_lines(lines(make_schedule(settings, context), ["item", *settings.tables.others]))
     _console().print(_epoch_table(settings, epochs))
     _say(f"model: {out}")
 
@@ -440,22 +445,22 @@ def _metrics_table(metrics: dict[str, Any]) -> Table:
 
 def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
     title = f"{settings.finetune.recipe}: AUC after each epoch"
+    drifts = [epoch.get("drift", {}).get("item", {}) for epoch in epochs]
+    if any(value for drift in drifts for value in drift.values()):
+        title += "; drift of the item rows in % of their first norms"
     table = _auc_table(title, ("epoch", "table", "hold-out", "action"), ("loss", *PIECES))
-    shown = [(str(epoch["epoch"] + 1), epoch, epoch["metrics"]) for epoch in epochs]
-    shown += [("repaired", epoch, epoch["repaired"]) for epoch in epochs if "repaired" in epoch]
-    for name, epoch, metrics in shown:
-        for holdout, tree in metrics.items():
-            for action in tree["pooled"]:
-                table.add_row(
-                    name,
-                    f"{epoch['trained']['item']:.0%}",
-                    holdout,
-                    action,
-                    f"{epoch['losses']['total']:.4f}",
-                    *_aucs(tree, action),
-                )
+    for epoch, drift in zip(epochs, drifts, strict=True):
+        share, loss = f"{epoch['trained']['item']:.0%}", f"{epoch['losses']['total']:.4f}"
+        number = str(epoch["epoch"] + 1)
+        for name, metrics in ((number, epoch["metrics"]), ("repaired", epoch.get("repaired", {}))):
+            for holdout, tree in metrics.items():
+                for action in tree["pooled"]:
+                    table.add_row(name, share, holdout, action, loss, *_aucs(tree, action))
+        if any(drift.values()):
+            moved = [_percent(drift.get(piece), digits=1) for piece in PIECES[1:]]
+            table.add_row(number, share, "drift", "", loss, "", *moved)
     return table
 
 
-def _percent(value: float | None) -> str:
-    return "\N{EN DASH}" if value is None else f"{100 * value:.2f}"
+def _percent(value: float | None, *, digits: int = 2) -> str:
+    return "\N{EN DASH}" if value is None else f"{100 * value:.{digits}f}"
