@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 from conftest import TINY_FEED
+from pydantic import ValidationError
 
-from thawline.config import Config
+from thawline.config import Config, Finetune
 from thawline.data.manifest import TIERS
 from thawline.errors import ConfigError, TrainingError
 from thawline.model.bundle import Bundle, load_rows, save_table
@@ -181,3 +182,8 @@ def test_the_memory_of_both_copies_is_counted(tiny_dataset, table, tmp_path, mon
 
     with pytest.raises(ConfigError, match=f"`item` of {2 * count:,} rows"):
         make_tables(configured(tmp_path, cross_fit=True), tiny_dataset, table, "cpu")
+
+
+def test_cross_fitting_takes_no_accumulation():
+    with pytest.raises(ValidationError, match="cross_fit takes one micro-batch a step"):
+        Finetune(cross_fit=True, accumulation={"micro_batches": 2})
