@@ -447,18 +447,18 @@ def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
     title = f"{settings.finetune.recipe}: AUC after each epoch"
     drifts = [epoch.get("drift", {}).get("item", {}) for epoch in epochs]
     if any(value for drift in drifts for value in drift.values()):
-        title += "; drift of the item rows in % of their first norms"
+        title += ", drift of item rows (% of first norm)"
     table = _auc_table(title, ("epoch", "table", "hold-out", "action"), ("loss", *PIECES))
     for epoch, drift in zip(epochs, drifts, strict=True):
-        share, loss = f"{epoch['trained']['item']:.0%}", f"{epoch['losses']['total']:.4f}"
-        number = str(epoch["epoch"] + 1)
-        for name, metrics in ((number, epoch["metrics"]), ("repaired", epoch.get("repaired", {}))):
+        number, share = str(epoch["epoch"] + 1), f"{epoch['trained']['item']:.0%}"
+        loss = f"{epoch['losses']['total']:.4f}"
+        for name, metrics in ((number, epoch["metrics"]), ("repair", epoch.get("repaired", {}))):
             for holdout, tree in metrics.items():
                 for action in tree["pooled"]:
                     table.add_row(name, share, holdout, action, loss, *_aucs(tree, action))
-        if any(drift.values()):
-            moved = [_percent(drift.get(piece), digits=1) for piece in PIECES[1:]]
-            table.add_row(number, share, "drift", "", loss, "", *moved)
+            if name == number and any(drift.values()):
+                moved = [_percent(drift.get(piece), digits=1) for piece in PIECES[1:]]
+                table.add_row(name, share, "drift", "", loss, "", *moved)
     return table
 
 
