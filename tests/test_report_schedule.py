@@ -54,7 +54,7 @@ NEVER = "no example is seen again after its rows were written"
             "re-anchor",
             3,
             f"The item table trains in all 3 epochs; {ALWAYS}, but each epoch starts from the "
-            "table's first rows, which know nothing of it.",
+            "first rows, which know nothing of it.",
         ),
         (
             "re-init",
@@ -85,6 +85,20 @@ def test_tiers_are_spoken_of_one_by_one_and_parts_of_the_network_not_at_all():
         f"The tail rows of the item table train in epoch 2 of 2 only; {NEVER}.",
         f"The cold rows of the item table train in epoch 2 of 2 only; {NEVER}.",
         "The user table is frozen: no example is written into its rows.",
+    ]
+
+
+def test_tables_that_train_alike_share_a_sentence():
+    found = described(
+        "tables.user={column: user_id}",
+        "tables.author={column: author_id, of: item}",
+        "tables.place={column: place, of: item}",
+        "finetune.schedule.author.recipe=frozen",
+        "finetune.schedule.place.recipe=frozen",
+    )
+    assert schedule.words(found) == [
+        f"The item and user tables train in epoch 3 of 3 only; {NEVER}.",
+        "The author and place tables are frozen: no example is written into their rows.",
     ]
 
 

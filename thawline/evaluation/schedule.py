@@ -47,25 +47,28 @@ def words(schedule: Tree) -> list[str]:
     memorised rows can touch.
     """
     epochs = int(schedule["epochs"])
-    sentences = []
+    tables: dict[tuple[Any, ...], list[str]] = {}
     for name, described in schedule["components"].items():
-        if name in RESERVED_TABLES or name.startswith("ctx_"):
-            continue
-        plan = _plan(described)
-        if not plan.windows:
-            sentences.append(f"The {name} table is frozen: no example is written into its rows.")
-        elif plan.tiers:
-            sentences += [
-                f"The {tier} rows of the {name} table train {_when(windows, epochs)}; "
-                f"{_seen_again(windows, epochs, plan)}."
-                for tier, windows in plan.tiers
-                if windows
-            ]
-        else:
+        if _is_table(name):
+            plan = _plan(described)
+            tables.setdefault((plan.windows, plan.tiers, plan.renewal), []).append(name)
+    sentences = []
+    for (windows, tiers, renewal), names in tables.items():
+        of, one = _and(names), len(names) == 1
+        if not windows:
             sentences.append(
-                f"The {name} table trains {_when(plan.windows, epochs)}; "
-                f"{_seen_again(plan.windows, epochs, plan)}."
+                f"The {of} {'table is' if one else 'tables are'} frozen: no example is written "
+                f"into {'its' if one else 'their'} rows."
             )
+        for tier, own in tiers or (("", windows),):
+            if own:
+                what = f"{tier} rows of the {of}" if tier else of
+                noun = "table" if one else "tables"
+                verb = "trains" if one and not tier else "train"
+                sentences.append(
+                    f"The {what} {noun} {verb} {_when(own, epochs)}; "
+                    f"{_seen_again(own, epochs, renewal)}."
+                )
     return sentences
 
 
@@ -77,6 +80,10 @@ def drifts(epochs: Sequence[Tree]) -> dict[str, list[tuple[int, Tree]]]:
             if tiers:
                 found.setdefault(name, []).append((number, tiers))
     return found
+
+
+def _is_table(component: str) -> bool:
+    return component not in RESERVED_TABLES and not component.startswith("ctx_")
 
 
 def _plan(described: Tree) -> Plan:
@@ -97,11 +104,10 @@ def _tracks(name: str, plan: Plan, epochs: int) -> list[plots.Track]:
     renewed = []
     if plan.renewal:
         renewed = [epoch for epoch in range(1, epochs) if plan.trains(epoch, 1)]
-    table = name not in RESERVED_TABLES and not name.startswith("ctx_")
     return [
         plots.Track(
             f"{name} {tier}".rstrip(),
-            tier or ("table" if table else "network"),
+            tier or ("table" if _is_table(name) else "network"),
             [_rates(window, plan, epochs) for window in windows],
             renewed,
         )
@@ -140,16 +146,16 @@ def _when(windows: Windows, epochs: int) -> str:
     return f"{_and(parts)} of {epochs} epochs only"
 
 
-def _seen_again(windows: Windows, epochs: int, plan: Plan) -> str:
+def _seen_again(windows: Windows, epochs: int, renewal: str | None) -> str:
     share = written_then_replayed([(w.start, w.end) for w in windows], epochs)
     if share <= 0:
         return "no example is seen again after its rows were written"
     seen = "every example is" if share >= 1 else f"{share:.0%} of the examples are"
     whose = "its" if share >= 1 else "their"
     text = f"{seen} seen again after {whose} rows were written"
-    if plan.renewal == "first":
-        text += ", but each epoch starts from the table's first rows, which know nothing of it"
-    elif plan.renewal == "random":
+    if renewal == "first":
+        text += ", but each epoch starts from the first rows, which know nothing of it"
+    elif renewal == "random":
         text += ", but each epoch starts from new random rows, which know nothing of it"
     return text
 
