@@ -103,5 +103,5 @@ class ListReader:
         self.batches = batches
         self.num_batches = len(batches)
 
-    def epoch(self, index):
-        return iter(self.batches)
+    def epoch(self, index, start=0):
+        return iter(self.batches[start:])

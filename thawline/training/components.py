@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,6 +52,10 @@ class TableComponent:
         if trains:
             factor = self.plan.factor(step, steps_per_epoch)
             self.table.learning_rate = self.learning_rate * factor
+
+    def resume(self, step: int, steps_per_epoch: int) -> None:
+        """Takes it that the table is as the step before `step` left it."""
+        self._open = self.plan.open_tiers(step - 1, steps_per_epoch)
 
     def changes(self, step: int, steps_per_epoch: int) -> bool:
         """Whether rows open, close or are renewed when a step begins."""
@@ -121,3 +125,43 @@ class Network:
                         self.optimizer.state.pop(parameter, None)
             if trains:
                 group["lr"] = rate * plan.factor(step, steps_per_epoch)
+
+    def resume(self, step: int, steps_per_epoch: int) -> None:
+        """Opens and closes the parts as the step before `step` left them."""
+        for (plan, _), group in zip(self._plans, self.optimizer.param_groups, strict=True):
+            for parameter in group["params"]:
+                parameter.requires_grad_(plan.trains(step - 1, steps_per_epoch))
+
+    def state_dict(self, *, gradients: bool) -> dict[str, Tensor]:
+        """Adam's state by the number of the parameter, with gradients that wait for its step."""
+        state = {
+            f"{index}.{name}": value
+            for index, parameter in enumerate(self._parameters())
+            for name, value in self.optimizer.state.get(parameter, {}).items()
+        }
+        if gradients:
+            state |= {
+                f"{index}.grad": parameter.grad
+                for index, parameter in enumerate(self._parameters())
+                if parameter.grad is not None
+            }
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state_dict` gave."""
+        self.optimizer.state.clear()
+        parameters = list(self._parameters())
+        for parameter in parameters:
+            parameter.grad = None
+        for key, value in state.items():
+            index, name = key.split(".")
+            parameter = parameters[int(index)]
+            own = value.to(parameter.device, copy=True)
+            if name == "grad":
+                parameter.grad = own
+            else:
+                self.optimizer.state[parameter][name] = own
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        for group in self.optimizer.param_groups:
+            yield from group["params"]

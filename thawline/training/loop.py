@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from thawline.data.batches import Batch, RequestReader
-from thawline.errors import TrainingError
+from thawline.errors import DataError, TrainingError
 from thawline.model.ranker import Counts, Losses, Ranker
 from thawline.tables import IdTable, TableGroup
 from thawline.training.clock import Clock
 from thawline.training.components import Network, TableComponent, TrainedTable
 from thawline.training.prefetch import Prefetcher, Step
 from thawline.training.schedule import Schedule
+from thawline.training.state import State, random_state, set_random_state
 
 Group = Sequence[Batch]
 """The micro-batches of a step."""
@@ -51,6 +52,7 @@ class Progress:
     steps: int = 0
     requests: int = 0
     seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
 
     def add(self, group: Group, losses: Losses) -> None:
         """Counts a step."""
@@ -59,6 +61,10 @@ class Progress:
             self.totals[name] = self.totals.get(name, torch.zeros_like(value)) + value
         self.steps += 1
         self.requests += sum(len(batch) for batch in group)
+
+    def add_phases(self, seconds: Mapping[str, float]) -> None:
+        """Counts the time since the last call."""
+        self.phases = {name: self.phases.get(name, 0.0) + own for name, own in seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -149,14 +155,85 @@ class Trainer:
         self.on_step = on_step
         self.step = 0
         """Steps done, over the whole run."""
+        self.epoch = 0
+        """The epoch, from 0 on, whose summary comes next."""
+        self._in_flight: list[dict[str, Tensor]] = []
+        """Rows that lookups had read when the state was saved from which the run goes on."""
         self._progress = Progress()
         self._accumulating = 0
         """Micro-batches whose gradients the network's optimizer has not seen."""
 
     def epochs(self) -> Iterator[EpochSummary]:
         """Trains an epoch at a time and yields its summary; the caller may evaluate between."""
-        for epoch in range(self.step // self.steps_per_epoch, self.schedule.epochs):
-            yield self._train_epoch(epoch)
+        while self.epoch < self.schedule.epochs:
+            summary = self._train_epoch(self.epoch)
+            self.epoch += 1
+            yield summary
+
+    def state_dict(self) -> State:
+        """Where the run stands after a step or an epoch; the tensors are those in use, no copies.
+
+        A trainer made alike goes on from it as this one would: with the same batches, and without
+        a changed bit. Lookups in flight are part of it, so asking for it changes nothing.
+        """
+        self._progress.add_phases(self.clock.take())
+        flights = self.prefetcher.in_flight()
+        return State(
+            {
+                **{f"table/{name}": table.state_dict() for name, table in self.tables.items()},
+                **{f"in_flight/{index}": rows for index, rows in enumerate(flights)},
+                "ranker": self.ranker.state_dict(),
+                "network": self.network.state_dict(gradients=self._accumulating > 0),
+                "losses": self._progress.totals,
+                "random": random_state(self.device),
+            },
+            {
+                "step": self.step,
+                "epoch": self.epoch,
+                "steps_per_epoch": self.steps_per_epoch,
+                "in_flight": len(flights),
+                "accumulating": self._accumulating,
+                "steps": self._progress.steps,
+                "requests": self._progress.requests,
+                "seconds": self._progress.seconds,
+                "phases": self._progress.phases,
+            },
+        )
+
+    def load_state_dict(self, state: State) -> None:
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            DataError: The state is of another table, or of epochs of another length.
+        """
+        facts, parts = state.facts, state.parts
+        if facts["steps_per_epoch"] != self.steps_per_epoch:
+            raise DataError(
+                f"a saved run has {facts['steps_per_epoch']} steps an epoch, "
+                f"this one {self.steps_per_epoch}",
+                "go on with the dataset and the settings that the state was saved with",
+            )
+        for name, table in self.tables.items():
+            table.load_state_dict(dict(parts[f"table/{name}"]))
+        self.ranker.load_state_dict(parts["ranker"])
+        self.step, self.epoch = facts["step"], facts["epoch"]
+        for component in self._table_components:
+            component.resume(self.step, self.steps_per_epoch)
+        self.network.resume(self.step, self.steps_per_epoch)
+        self.network.load_state_dict(parts["network"])
+        self._accumulating = facts["accumulating"]
+        self._in_flight = [
+            {
+                name: rows.to(self.device)
+                for name, rows in parts.get(f"in_flight/{index}", {}).items()
+            }
+            for index in range(facts["in_flight"])
+        ]
+        self._progress = Progress(
+            {name: total.to(self.device) for name, total in parts["losses"].items()},
+            *(facts[name] for name in ("steps", "requests", "seconds", "phases")),
+        )
+        set_random_state(parts["random"], self.device)
 
     def _train_epoch(self, epoch: int) -> EpochSummary:
         self.ranker.train()
@@ -168,25 +245,27 @@ class Trainer:
             self._progress.seconds = before + time.perf_counter() - started
             self.on_step(self.step, self.steps_per_epoch * self.schedule.epochs)
         done, self._progress = self._progress, Progress()
-        phases = self.clock.take()
+        done.add_phases(self.clock.take())
         return EpochSummary(
             epoch=epoch,
             losses={name: float(total) / done.steps for name, total in done.totals.items()},
             steps=done.steps,
             requests=done.requests,
             seconds=done.seconds,
-            waiting=phases["data"],
-            phases=phases,
+            waiting=done.phases["data"],
+            phases=done.phases,
             trained={name: self.schedule.of(name).share(epoch) for name in self.components},
         )
 
     def _steps(self, epoch: int) -> Iterator[tuple[Group, Losses]]:
         """Trains on what is left of an epoch."""
         first = self.step
+        known, self._in_flight = self._in_flight, []
         steps = self.prefetcher.steps(
             self._groups(epoch),
             prepare=lambda index: self._follow_schedule(first + index),
             drained_at=lambda index: self._tables_change(first + index),
+            in_flight=known,
         )
         for step in steps:
             last = self.step + 1 == self.steps_per_epoch * (epoch + 1)
@@ -195,7 +274,7 @@ class Trainer:
     def _groups(self, epoch: int) -> Iterator[Group]:
         """The micro-batches of each step of an epoch that is still to be done."""
         size = self.accumulated.per_step
-        done = self.step % self.steps_per_epoch
+        done = self.step - epoch * self.steps_per_epoch
         batches = self.reader.epoch(epoch, done * size) if done else self.reader.epoch(epoch)
         while True:
             with self.clock.phase("data"):

@@ -16,8 +16,8 @@ last `staleness` updates. It is the same on every device; `lanes` gives it a str
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar
@@ -41,6 +41,17 @@ class _InFlight(Generic[B]):
     lookup: GroupLookup
     read: torch.cuda.Event | None
     """What the lane gave for the read."""
+    known: Mapping[str, Tensor] = field(default_factory=dict)
+    """Rows that an earlier process had read; they count in the place of what is read now."""
+    _rows: dict[str, Tensor] | None = None
+
+    def rows(self, lane: Lane) -> dict[str, Tensor]:
+        """Waits for the rows of each table, `[n, d]`."""
+        if self._rows is None:
+            lane.wait_for(self.read)
+            known = {name: rows.requires_grad_() for name, rows in self.known.items()}
+            self._rows = self.lookup.wait() | known
+        return self._rows
 
 
 class Step(Generic[B]):
@@ -54,8 +65,7 @@ class Step(Generic[B]):
         self._lane = lane
         self._lookup = flight.lookup
         self._look_ahead: Callable[[], None] | None = look_ahead
-        lane.wait_for(flight.read)
-        self.embeddings = {name: _leaf(rows, lane) for name, rows in flight.lookup.wait().items()}
+        self.embeddings = {name: _leaf(rows, lane) for name, rows in flight.rows(lane).items()}
         """The rows of each table, leaves `[n, d]`; one requires grad only if its table trains."""
 
     def look_ahead(self) -> None:
@@ -115,6 +125,23 @@ class Prefetcher(Generic[B]):
         self.staleness = staleness
         self.lane: Lane = make_lane(device)
         self.clock = clock or Clock(device)
+        self._flights: deque[_InFlight[B]] = deque()
+
+    def in_flight(self) -> list[dict[str, Tensor]]:
+        """What a checkpoint between two steps holds of the lookups that were launched.
+
+        Returns:
+            The rows read for each coming batch, in order, by table; those of tables that do not
+            train are left out, since they read the same again.
+        """
+        return [
+            {
+                name: _leaf(rows, self.lane).detach()
+                for name, rows in flight.rows(self.lane).items()
+                if rows.requires_grad
+            }
+            for flight in self._flights
+        ]
 
     def steps(
         self,
@@ -122,6 +149,7 @@ class Prefetcher(Generic[B]):
         *,
         prepare: Callable[[int], None] = lambda index: None,
         drained_at: Callable[[int], bool] = lambda index: False,
+        in_flight: Sequence[Mapping[str, Tensor]] = (),
     ) -> Iterator[Step[B]]:
         """Each batch with its rows. Each is looked up once, and nothing is in flight at the end.
 
@@ -131,13 +159,16 @@ class Prefetcher(Generic[B]):
                 none is in flight, and always before its update.
             drained_at: Whether no lookup of this step or of a later one may be launched before
                 the step begins, since the tables change there: at a thaw, for example.
+            in_flight: What `in_flight` gave where an earlier process broke off before `batches`.
 
         Raises:
             TrainingError: A step that was not applied before the next one was asked for.
         """
         waiting = iter(batches)
-        flights: deque[_InFlight[B]] = deque()
-        index = launched = 0
+        flights = self._flights = deque(
+            self._look_up(batch, known) for known, batch in zip(in_flight, waiting, strict=False)
+        )
+        index, launched = 0, len(flights)
 
         def launch(until: int) -> None:
             """Looks up the batches before number `until`, as far as the tables stay as they are."""
@@ -165,10 +196,10 @@ class Prefetcher(Generic[B]):
                 )
             index += 1
 
-    def _look_up(self, batch: B) -> _InFlight[B]:
+    def _look_up(self, batch: B, known: Mapping[str, Tensor] | None = None) -> _InFlight[B]:
         with self.clock.phase("lookup"), self.lane.read() as read:
             lookup = self.tables.lookup(self.rows(batch))
-        return _InFlight(batch, lookup, read)
+        return _InFlight(batch, lookup, read, known or {})
 
 
 def _leaf(rows: Tensor, lane: Lane) -> Tensor:
