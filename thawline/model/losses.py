@@ -62,6 +62,8 @@ def contrastive_loss(
     negative_log_q: Tensor,
     *,
     temperature: float,
+    mask: Tensor | None = None,
+    negative_mask: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
     """Next-item InfoNCE with shared negatives and log-popularity correction.
@@ -80,23 +82,32 @@ def contrastive_loss(
         negative_rows: `[m]`, their rows.
         negative_log_q: `[m]`, log of the probability with which each was drawn.
         temperature: Divides the cosines.
-        count: Positions of the larger batch that these are part of; None: `n`.
+        mask: `[n]`, true at positions that count; None: at all. A mask, unlike a choice of
+            positions, leaves shapes as they are: no compiler breaks, and no host waits for a GPU.
+        negative_mask: `[m]`, true at negatives that count; None: at all.
+        count: Positions of the larger batch that these are part of; None: those that count here.
 
     Returns:
         The sum over the positions, over `count`; 0 where there is none.
     """
     if not len(states):
         return states.sum()
+    if mask is None:
+        mask = torch.ones_like(target_rows, dtype=torch.bool)
+    if negative_mask is None:
+        negative_mask = torch.ones_like(negative_rows, dtype=torch.bool)
     states = functional.normalize(_full(states), dim=-1) / temperature
     targets = functional.normalize(_full(targets), dim=-1)
     negatives = functional.normalize(_full(negatives), dim=-1)
-    expected_draws = negative_log_q + torch.log(torch.tensor(float(len(negatives))))
-    against = states @ negatives.T - expected_draws
-    own = target_rows[:, None] == negative_rows[None, :]
-    against = against.masked_fill(own, -torch.inf)
+    expected_draws = negative_log_q + negative_mask.sum().to(states.dtype).log()
+    with torch.autocast(states.device.type, enabled=False):
+        against = states @ negatives.T - expected_draws
+    left_out = (target_rows[:, None] == negative_rows[None, :]) | ~negative_mask[None, :]
+    against = against.masked_fill(left_out, -torch.inf)
     positive = (states * targets).sum(-1, keepdim=True)
     loss = torch.logsumexp(torch.cat([positive, against], dim=1), dim=1) - positive[:, 0]
-    return loss.mean() if count is None else loss.sum() / count.clamp(min=1)
+    count = mask.sum() if count is None else count
+    return torch.where(mask, loss, 0.0).sum() / count.clamp(min=1)
 
 
 def _full(values: Tensor) -> Tensor:

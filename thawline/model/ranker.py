@@ -254,18 +254,22 @@ class Ranker(nn.Module):
         self, batch: Batch, candidates: Tensor, encoded: Tensor, count: Tensor
     ) -> Tensor:
         positive = _are_positive(batch)
-        request = positive.any(1).nonzero().squeeze(1)
-        first = positive.int().argmax(1)[request]
+        some = positive.any(1)
+        request = torch.arange(len(positive), device=positive.device)
+        # The first positive; of a request without one, a candidate that the mask leaves out.
+        first = positive.int().argmax(1)
         targets = candidates[request, first]
         rows = batch.candidate_row[request, first]
         return contrastive_loss(
-            self.next_item(self._user_state(batch, encoded)[request]),
+            self.next_item(self._user_state(batch, encoded)),
             targets,
             rows,
             targets,
             rows,
             batch.candidate_log_q[request, first],
             temperature=self.settings.temperature,
+            mask=some,
+            negative_mask=some,
             count=count,
         )
 
