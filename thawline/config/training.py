@@ -42,6 +42,11 @@ class Model(Section):
         description="How gradients of tables of tens of rows are summed: as a matrix product or "
         "one by one; auto measures once on each machine which is faster and remembers it.",
     )
+    checkpoint_activations: bool = Field(
+        False,
+        description="true: the backward computes the transformer's activations again, rather than "
+        "that the forward keeps them; the same gradients in less memory and more time.",
+    )
     gradient_paths: tuple[GradientPath, ...] = Field(
         GRADIENT_PATHS,
         description="Paths by which the losses reach the item rows: the candidate's through the "
@@ -218,6 +223,22 @@ class Accumulation(Section):
         return 1.0 / self.micro_batches if self.factor == "mean" else self.factor
 
 
+class Checkpoint(Section):
+    """Checkpoints of fine-tuning, from which a run that was killed goes on."""
+
+    every_steps: Annotated[int, Field(ge=0)] = Field(
+        1_000,
+        description="Steps between two checkpoints; 0: only at the end of each epoch and on "
+        "SIGTERM, when there is one in any case.",
+    )
+    keep: Count = Field(2, description="The newest ones to keep, beside that of the best epoch.")
+    folder: str | None = Field(
+        None,
+        description="Where they lie until the run has succeeded, local or `s3://`, `gs://`, "
+        "`hdfs://`; each run in a folder of its own. Default: `<model folder>.checkpoints`.",
+    )
+
+
 class Finetune(Section):
     """Fine-tuning of the ranker and the table."""
 
@@ -252,6 +273,18 @@ class Finetune(Section):
         "due; 1, as in the article, while the batch before is in its backward; k, k batches ahead.",
     )
     accumulation: Accumulation = Accumulation()
+    checkpoint: Checkpoint = Checkpoint()
+    export: Literal["last", "best"] = Field(
+        "last",
+        description="The epoch after which the model is taken; best: that with the highest AUC of "
+        "the primary action on gate.holdout.",
+    )
+    compile: bool = Field(False, description="Compiles the network with torch.compile.")
+    autocast: Literal["off", "bfloat16"] = Field(
+        "off",
+        description="bfloat16: matrix products of the network in bfloat16; parameters, ID rows "
+        "and losses stay float32.",
+    )
     prefetch_batches: Count = Field(4, description="Batches prepared ahead by the reader.")
     shuffle_groups: Count = Field(
         16, description="Row groups read together and shuffled as one buffer."

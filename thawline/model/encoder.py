@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 class Attention(nn.Module):
@@ -49,9 +50,16 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer layer, of self-attention or of cross-attention."""
 
-    def __init__(self, dim: int, heads: int, ffn: int, dropout: float) -> None:
-        """Makes a layer of width `dim` with a feed-forward part of width `ffn`."""
+    def __init__(
+        self, dim: int, heads: int, ffn: int, dropout: float, *, recompute: bool = False
+    ) -> None:
+        """Makes a layer of width `dim` with a feed-forward part of width `ffn`.
+
+        With `recompute` the backward computes the layer's activations once more, rather than that
+        the forward keeps them: same gradients, less memory, more time.
+        """
         super().__init__()
+        self.recompute = recompute
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads)
         self.ffn_norm = nn.LayerNorm(dim)
@@ -60,6 +68,12 @@ class Block(nn.Module):
 
     def forward(self, queries: Tensor, mask: Tensor, memory: Tensor | None = None) -> Tensor:
         """`[B, Q, d]` to `[B, Q, d]`; self-attention where `memory` is None."""
+        if self.recompute and torch.is_grad_enabled():
+            again: Tensor = checkpoint(self._forward, queries, mask, memory, use_reentrant=False)
+            return again
+        return self._forward(queries, mask, memory)
+
+    def _forward(self, queries: Tensor, mask: Tensor, memory: Tensor | None) -> Tensor:
         normed = self.attention_norm(queries)
         attended = self.attention(normed, normed if memory is None else memory, mask)
         queries = queries + self.dropout(attended)
@@ -74,13 +88,26 @@ class HistoryEncoder(nn.Module):
     """
 
     def __init__(
-        self, dim: int, *, layers: int, heads: int, ffn: int, dropout: float, max_length: int
+        self,
+        dim: int,
+        *,
+        layers: int,
+        heads: int,
+        ffn: int,
+        dropout: float,
+        max_length: int,
+        recompute: bool = False,
     ) -> None:
-        """Makes an encoder for histories of at most `max_length` items of width `dim`."""
+        """Makes an encoder for histories of at most `max_length` items of width `dim`.
+
+        `recompute` is as in `Block`.
+        """
         super().__init__()
         self.start = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.position = nn.Parameter(torch.randn(max_length + 1, dim) * 0.02)
-        self.layers = nn.ModuleList(Block(dim, heads, ffn, dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            Block(dim, heads, ffn, dropout, recompute=recompute) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(dim)
         self.causal: Tensor
         future = torch.full((max_length + 1, max_length + 1), -torch.inf).triu(1)

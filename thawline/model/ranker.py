@@ -111,8 +111,15 @@ class Ranker(nn.Module):
             ffn=settings.ffn,
             dropout=settings.dropout,
             max_length=history_length,
+            recompute=settings.checkpoint_activations,
         )
-        self.cross_attention = Block(dim, settings.heads, settings.ffn, settings.dropout)
+        self.cross_attention = Block(
+            dim,
+            settings.heads,
+            settings.ffn,
+            settings.dropout,
+            recompute=settings.checkpoint_activations,
+        )
         self.cross_attention_norm = nn.LayerNorm(dim)
         self.next_item = nn.Linear(dim, dim)
         self.context = nn.ModuleDict(

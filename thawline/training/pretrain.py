@@ -44,6 +44,7 @@ class NextItemModel(nn.Module):
             ffn=model.ffn,
             dropout=model.dropout,
             max_length=max_length,
+            recompute=model.checkpoint_activations,
         )
         self.next_item = nn.Linear(model.dim, model.dim)
 
