@@ -28,12 +28,15 @@ class TableGroup:
             TrainingError: Names that are not those of the tables, or a row outside its table; the
                 message names both.
         """
+        self._require_names(rows)
+        return GroupLookup({name: self._lookup(name, rows[name]) for name in self.tables})
+
+    def _require_names(self, rows: Mapping[str, Tensor]) -> None:
         if rows.keys() != self.tables.keys():
             raise TrainingError(
                 f"rows of {_names(rows)} were looked up in the tables {_names(self.tables)}",
                 "use the tables and the dataset that were made from the same config",
             )
-        return GroupLookup({name: self._lookup(name, rows[name]) for name in self.tables})
 
     def _lookup(self, name: str, rows: Tensor) -> Lookup:
         try:

@@ -1,0 +1,227 @@
+"""Training in several processes: who they are, what they split, what they add up.
+
+Each process reads its own part of the requests and keeps its own part of the ID tables
+(`thawline.tables.sharded`); the network is the same in all of them. Its gradients are summed by one
+flat all-reduce after the backward, not by DDP: DDP's buckets travel while the backward runs, where
+they would meet the lookup of the next batch in an order that differs between processes, and its
+buckets are made anew whenever a schedule freezes or thaws a part of the network.
+
+Losses are normalised by the counts of all processes' batches, so sums over the processes are what
+one process would compute on all of their requests, but for in-batch contrastive negatives, which
+are the process's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from thawline.data.batches import Batch, RequestReader, padded_width
+from thawline.data.ids import IdTableSpec
+from thawline.data.shards import Shard
+from thawline.errors import ConfigError
+from thawline.model.ranker import Counts, Losses
+
+TIMEOUT = timedelta(hours=1)
+"""How long a process waits for the others, as while the first one evaluates."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a job, this one's place among them, and their groups."""
+
+    rank: int
+    size: int
+    local_size: int
+    """Processes on this machine."""
+    dense: dist.ProcessGroup
+    """Of all processes, for the network's gradients and everything small."""
+    tables: dist.ProcessGroup
+    """Of all processes, for the ID tables' rows alone."""
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates and writes what the job writes."""
+        return self.rank == 0
+
+    @property
+    def shard(self) -> Shard:
+        """The requests that this process reads."""
+        return Shard(self.rank, self.size)
+
+    def most(self, count: int) -> int:
+        """The largest of the processes' counts; collective."""
+        value = torch.tensor(count, device=self.device)
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.dense)
+        return int(value)
+
+    def share(self, module: nn.Module) -> None:
+        """Gives every process the first one's parameters; collective."""
+        with torch.no_grad():
+            for tensor in module.state_dict().values():
+                dist.broadcast(tensor, dist.get_global_rank(self.dense, 0), group=self.dense)
+
+    def wait(self) -> None:
+        """Returns when every process has come here; collective."""
+        self.most(0)
+
+
+@contextmanager
+def joined(device: str, *, alone: bool = False) -> Iterator[Ranks | None]:
+    """Joins the job that `torchrun` has started, and leaves it at the end of the block.
+
+    Backends are gloo on the CPU and NCCL on CUDA, one device a process.
+
+    Args:
+        device: `cpu` or `cuda`.
+        alone: Makes a job of this one process where `torchrun` has started none.
+
+    Yields:
+        None where this process is alone and is not to be a job.
+    """
+    started = dist.is_torchelastic_launched()
+    if not (started or alone):
+        yield None
+        return
+    if device == "cuda":
+        torch.cuda.set_device(dist.get_node_local_rank(0))
+    backend = "nccl" if device == "cuda" else "gloo"
+    if started:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield make_ranks(device, local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    finally:
+        dist.destroy_process_group()
+
+
+def make_ranks(device: str | torch.device, *, local_size: int = 1) -> Ranks:
+    """The processes of the default group; collective."""
+    ranks = list(range(dist.get_world_size()))
+    dense, tables = (dist.new_group(ranks, timeout=TIMEOUT) for _ in range(2))
+    device = torch.device(device)
+    return Ranks(dist.get_rank(), len(ranks), local_size, dense, tables, device)
+
+
+class DenseSums:
+    """Sums over the processes, for the network. Each call is collective."""
+
+    def __init__(self, ranks: Ranks, settle: Callable[[], None]) -> None:
+        """Sums over all of `ranks`.
+
+        Args:
+            ranks: The processes.
+            settle: Waits for the lookups under way: collectives of two groups at a time could
+                wait for each other, each process for another one.
+        """
+        self.ranks = ranks
+        self._settle = settle
+
+    def counts(self, counts: Counts) -> Counts:
+        """What the objectives of all processes' batches are means over."""
+        return Counts(*self._sum(torch.stack(_values(counts))).unbind())
+
+    def losses(self, losses: Losses) -> Losses:
+        """The losses of all processes' batches, without a graph."""
+        return Losses(*self._sum(torch.stack([own.detach() for own in _values(losses)])).unbind())
+
+    def gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replaces gradients by their sums; one that no process has stays None."""
+        trained = [own for own in parameters if own.requires_grad]
+        if not trained:
+            return
+        grads = [own.grad for own in trained]
+        flat = [
+            torch.zeros_like(own).flatten() if grad is None else grad.flatten()
+            for own, grad in zip(trained, grads, strict=True)
+        ]
+        there = torch.tensor([float(grad is not None) for grad in grads], device=flat[0].device)
+        summed = self._sum(torch.cat([*flat, there]))
+        parts = summed.split([*(own.numel() for own in trained), len(trained)])
+        for own, part, found in zip(trained, parts, parts[-1].tolist(), strict=False):
+            own.grad = part.view_as(own) if found else None
+
+    def _sum(self, values: Tensor) -> Tensor:
+        self._settle()
+        dist.all_reduce(values, group=self.ranks.dense)
+        return values
+
+
+class EvenReader:
+    """A process's requests in as many batches as every other process has.
+
+    Shards may differ by a batch, and one may be empty. Short ones end with batches of padding,
+    which take part in each exchange and add nothing to any loss.
+    """
+
+    def __init__(self, reader: RequestReader, ranks: Ranks, padding: Batch) -> None:
+        """Agrees on the number of batches; collective."""
+        self.reader = reader
+        self.padding = padding
+        self.num_batches = ranks.most(reader.num_batches)
+        """Batches of an epoch, in every process."""
+
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """See `RequestReader.epoch`."""
+        own = self.reader.num_batches
+        if start < own:
+            yield from self.reader.epoch(index, start)
+        yield from repeat(self.padding, self.num_batches - max(own, start))
+
+
+def padding_batch(
+    *, actions: int, context: int, id_columns: Mapping[str, IdTableSpec] | None = None
+) -> Batch:
+    """A batch of one request without history, candidates or labels.
+
+    Args:
+        actions: How many there are.
+        context: Context columns.
+        id_columns: The tables beside `item`.
+    """
+    width = padded_width(1)
+    return Batch(
+        request_id=torch.full((1,), -1),
+        timestamp=torch.zeros(1, dtype=torch.int64),
+        history_row=torch.zeros(1, width, dtype=torch.int64),
+        history_action=torch.zeros(1, width, dtype=torch.int64),
+        history_age=torch.zeros(1, width),
+        candidate_row=torch.zeros(1, 1, dtype=torch.int64),
+        candidate_mask=torch.zeros(1, 1, dtype=torch.bool),
+        candidate_log_q=torch.zeros(1, 1),
+        labels=torch.zeros(1, 1, actions),
+        context=torch.zeros(1, context, dtype=torch.int64),
+        oracle=None,
+        ids={
+            name: torch.zeros((1,) if spec.of == "request" else (1, 1), dtype=torch.int64)
+            for name, spec in (id_columns or {}).items()
+        },
+    )
+
+
+def require_one_table_copy(engine: str, ranks: Ranks | None) -> None:
+    """Sees to it that processes of a job do not each train a table of their own.
+
+    Raises:
+        ConfigError: They would.
+    """
+    if engine == "local" and ranks is not None and ranks.size > 1:
+        raise ConfigError(
+            f"tables.engine is local, and {ranks.size} processes train together",
+            "set tables.engine to auto or sharded, or start one process",
+        )
+
+
+def _values(counts: Counts | Losses) -> list[Any]:
+    return [getattr(counts, each.name) for each in fields(counts)]
