@@ -43,7 +43,7 @@ def resumable_folder(out: str | Path) -> Iterator[Path]:
     out = Path(out).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.partial")
-    with _locked(temporary):
+    with locked_folder(temporary):
         for replaced in out.parent.glob(f".{out.name}.*.old"):
             # A process was killed while it put a new folder in the place of this one.
             if out.exists():
@@ -70,10 +70,14 @@ def _replace(out: Path, temporary: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Makes a folder that no other process holds; its lock ends with this process at the latest."""
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Makes a folder that no other process holds; its lock ends with this process at the latest.
+
+    Raises:
+        BusyError: Another process holds it.
+    """
     while True:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

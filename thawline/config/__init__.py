@@ -11,6 +11,7 @@ from thawline.config.text import dump_config, load_config, parse_config
 from thawline.config.training import (
     GRADIENT_PATHS,
     Accumulation,
+    Checkpoint,
     ComponentSchedule,
     Finetune,
     GradientPath,
@@ -31,6 +32,7 @@ __all__ = [
     "Action",
     "Audit",
     "CatalogRows",
+    "Checkpoint",
     "Columns",
     "ComponentSchedule",
     "Config",

@@ -51,6 +51,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _best_is_scored(self) -> Config:
+        if self.finetune.export == "best" and not self.evaluation.epoch_requests:
+            raise ValueError(
+                "finetune.export is best, but evaluation.epoch_requests is 0, so that no epoch is "
+                "scored"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _items_of_item_tables(self) -> Config:
         if self.simulate is not None:
             if self.items.path is not None:

@@ -26,23 +26,9 @@ def decide(
     Raises:
         DataError: The gate's hold-out was not scored, or its metrics lack the primary action.
     """
-    if gate.holdout not in metrics:
-        raise DataError(
-            f"gate.holdout is {gate.holdout}, but only {', '.join(metrics) or 'nothing'} was "
-            "scored",
-            "set gate.holdout to a hold-out that the dataset holds",
-        )
-    pooled = metrics[gate.holdout]["pooled"]
-    primary = actions[0]
-    if primary not in pooled:
-        raise DataError(
-            f"the metrics of {gate.holdout} hold {', '.join(pooled) or 'no action'}, "
-            f"not the primary action {primary}",
-            "evaluate the model with the dataset that it was fine-tuned on",
-        )
-    figures = pooled[primary]
+    figures = primary_figures(gate, metrics, actions)
     value = figures["auc"]
-    name = f"{primary} AUC on {gate.holdout}"
+    name = f"{actions[0]} AUC on {gate.holdout}"
     if value is None or math.isnan(value):
         return False, [
             f"{name} is undefined: {figures.get('positives', 0)} positives among "
@@ -53,6 +39,31 @@ def decide(
             f"{name} is {_apart(value, gate.min_auc)}, below gate.min_auc {gate.min_auc:g}"
         ]
     return True, [f"{name} is {value:.4f}, at least gate.min_auc {gate.min_auc:g}"]
+
+
+def primary_figures(
+    gate: Gate, metrics: Mapping[str, Mapping[str, Any]], actions: Sequence[str]
+) -> Mapping[str, Any]:
+    """The primary action's pooled figures on the gate's hold-out; arguments as for `decide`.
+
+    Raises:
+        DataError: The gate's hold-out was not scored, or its metrics lack the primary action.
+    """
+    if gate.holdout not in metrics:
+        raise DataError(
+            f"gate.holdout is {gate.holdout}, but only {', '.join(metrics) or 'nothing'} was "
+            "scored",
+            "set gate.holdout to a hold-out that the dataset holds",
+        )
+    pooled: Mapping[str, Mapping[str, Any]] = metrics[gate.holdout]["pooled"]
+    primary = actions[0]
+    if primary not in pooled:
+        raise DataError(
+            f"the metrics of {gate.holdout} hold {', '.join(pooled) or 'no action'}, "
+            f"not the primary action {primary}",
+            "evaluate the model with the dataset that it was fine-tuned on",
+        )
+    return pooled[primary]
 
 
 def _apart(value: float, limit: float) -> str:

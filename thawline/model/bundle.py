@@ -59,6 +59,10 @@ class Meta(BaseModel):
     """Width of the content vectors; 0 without a content tower."""
     cross_fit: bool = False
     """Whether the item rows are the mean of two cross-fitted copies."""
+    export: str = "last"
+    """Which epoch was to be taken (`finetune.export`)."""
+    exported_epoch: int | None = None
+    """After how many epochs the model was taken."""
     cold_rows: str = "keep"
     """How the item rows of tier cold were moved after training (`finetune.cold_rows`)."""
 
@@ -80,6 +84,8 @@ class Meta(BaseModel):
             tables=config.tables.others,
             content_dim=content_facts(dataset).dim if wants_content else 0,
             cross_fit=config.finetune.cross_fit,
+            export=config.finetune.export,
+            exported_epoch=config.finetune.epochs,
             cold_rows=config.finetune.cold_rows,
         )
 
