@@ -100,7 +100,7 @@ class CrossFitTrainer(Trainer):
         self.network.optimizer.zero_grad()
         if losses.total.requires_grad:  # Not where only the item table trains.
             losses.total.backward()
-        outside.apply({name: read.grad for name, read in embeddings.items() if name != "item"})
+        outside.apply({name: read.grad for name, read in embeddings.items()})  # None of the item's.
         if gradient is not None:
             inside.apply(gradient)
         self._step_network()
@@ -125,7 +125,7 @@ class CrossFitTrainer(Trainer):
         }
         whole = Counts.of(batch)
         losses = [
-            self.ranker.loss(part, {name: own[at] for name, own in parts.items()}, whole)
+            self.forward(part, {name: own[at] for name, own in parts.items()}, whole)
             for at, (_, part) in enumerate(folds)
         ]
         return Losses(
