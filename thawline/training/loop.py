@@ -17,6 +17,7 @@ from thawline.model.ranker import Counts, Losses, Ranker
 from thawline.tables import IdTable, TableGroup
 from thawline.training.clock import Clock
 from thawline.training.components import Network, TableComponent, TrainedTable
+from thawline.training.distributed import DenseSums
 from thawline.training.prefetch import Prefetcher, Step
 from thawline.training.schedule import Schedule
 from thawline.training.state import State, random_state, set_random_state
@@ -99,6 +100,8 @@ class Trainer:
         clip_norm: float | None = None,
         staleness: int = 0,
         accumulated: Accumulated | None = None,
+        group: Callable[[Mapping[str, IdTable]], TableGroup] = TableGroup,
+        sums: DenseSums | None = None,
         device: str = "cpu",
         on_step: Callable[[int, int], None] = lambda step, steps: None,
     ) -> None:
@@ -115,6 +118,8 @@ class Trainer:
             clip_norm: Clips the norm of the network's gradient.
             staleness: Updates that a lookup may miss (see `Prefetcher`).
             accumulated: Micro-batches to a step; None: one.
+            group: Makes one of all tables.
+            sums: Sums over the processes that train together; None: this one trains alone.
             device: Where the network is.
             on_step: Called after each step with the steps done and those of the whole run.
 
@@ -145,11 +150,12 @@ class Trainer:
         ]
         self.components = [*self.tables, *parts]
         """What has a schedule, by name."""
-        group = TableGroup(self.tables | ({"content": content} if content else {}))
+        whole_group = group(self.tables | ({"content": content} if content else {}))
         self.clock = Clock(device)
         self.prefetcher: Prefetcher[Group] = Prefetcher(
-            group, self._rows, staleness=staleness, device=device, clock=self.clock
+            whole_group, self._rows, staleness=staleness, device=device, clock=self.clock
         )
+        self.sums = sums
         self.clip_norm = clip_norm
         self.device = device
         self.on_step = on_step
@@ -308,7 +314,8 @@ class Trainer:
         if not self._accumulating:
             self.network.optimizer.zero_grad()
         leaves = _split(step.embeddings, [self.ranker.rows(batch) for batch in step.batch])
-        whole = None if len(leaves) == 1 else _sum(Counts.of(batch) for batch in step.batch)
+        with self.clock.phase("forward"):
+            whole = self._count(step.batch)
         parts = []
         for batch, rows in zip(step.batch, leaves, strict=True):
             with self.clock.phase("forward"):
@@ -323,7 +330,15 @@ class Trainer:
         if flush or not self.accumulated.fused or self._accumulating == self._most_accumulated:
             with self.clock.phase("optimizer"):
                 self._step_network()
-        return parts[0] if len(parts) == 1 else _add(parts)
+        losses = parts[0] if len(parts) == 1 else _add(parts)
+        return losses if self.sums is None else self.sums.losses(losses)
+
+    def _count(self, group: Group) -> Counts | None:
+        """What the step's losses are means over, if that is more than one batch."""
+        if self.sums is None and len(group) == 1:
+            return None
+        counts = _sum(Counts.of(batch) for batch in group)
+        return counts if self.sums is None else self.sums.counts(counts)
 
     @property
     def _most_accumulated(self) -> int:
@@ -336,6 +351,8 @@ class Trainer:
                 if parameter.grad is not None:
                     parameter.grad /= self._accumulating
         self._accumulating = 0
+        if self.sums is not None:
+            self.sums.gradients(self.ranker.parameters())
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.ranker.parameters(), self.clip_norm)
         self.network.optimizer.step()
