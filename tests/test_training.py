@@ -244,10 +244,10 @@ def test_an_epoch_summary_counts_steps_requests_and_the_share_in_which_the_table
 def test_the_reported_losses_are_means_over_the_steps():
     trainer = make_trainer("frozen", epochs=1, batches=2)
     batch = trainer.reader.batches[0]
-    first = trainer.ranker.loss(batch, {"item": trainer.tables["item"].weight[batch.rows]})
+    first = trainer.forward(batch, {"item": trainer.tables["item"].weight[batch.rows]})
     seen = []
-    loss = trainer.ranker.loss
-    trainer.ranker.loss = lambda *of: seen.append(loss(*of)) or seen[-1]
+    loss = trainer.forward
+    trainer.forward = lambda *of: seen.append(loss(*of)) or seen[-1]
 
     (summary,) = run(trainer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,12 @@ from thawline.model.ids import ModelIds
 from thawline.progress import progress_bar
 from thawline.stages.id_tables import RunTable, make_tables
 from thawline.stages.machine import prepare_machine
+from thawline.stages.resume import Termination, best_epoch, resume, run_checkpoints
 from thawline.tables import LocalTable
 from thawline.tables.optimizers import Sgd
 from thawline.tracking.runs import stage_run
 from thawline.training.cross_fit import CrossFitTrainer
+from thawline.training.forward import make_forward
 from thawline.training.loop import Accumulated, EpochSummary, Trainer
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
@@ -46,14 +49,20 @@ def run(
     `table` is a table folder, or a model folder whose rows are trained on. It may belong to another
     catalog: an item keeps its row, and new items start at random.
 
+    A run that was killed goes on from its last checkpoint (`finetune.checkpoint`) when it is called
+    again with the same inputs, to the same bits. SIGTERM makes one after the present step.
+
     Returns:
         What the folder's `epochs.json` holds: for each epoch its losses, times, the share of it in
         which each component trained, how far each table's rows have drifted, and the metrics of
-        each hold-out. Where cold rows are moved at the end, the last epoch's `repaired` has the
-        metrics after that. `schedule.json` beside it says what trained when.
+        each hold-out. Where cold rows are moved at the end, the exported epoch's `repaired` has
+        the metrics after that. `schedule.json` beside it says what trained when.
 
     Raises:
-        DataError: An error of the dataset's audit that `audit.waive` does not name.
+        BusyError: Another process does the same.
+        Terminated: After SIGTERM, if this is the main thread.
+        DataError: An error of the dataset's audit that `audit.waive` does not name, or a checkpoint
+            that cannot be read.
         TrainingError: No request to train on, a loss that is not finite, cold rows without warm
             ones to follow.
     """
@@ -69,6 +78,7 @@ def run(
         tables["item"].require_warm()
     with (
         stage_run(config, "finetune", parent_run_id) as tracked,
+        run_checkpoints(config, data, Path(table), Path(out)) as checkpoints,
         whole_folder(out) as folder,
     ):
         tracked.log_params(
@@ -98,7 +108,6 @@ def run(
             pin_memory=device == "cuda",
             id_columns=config.tables.others,
         )
-        epochs: list[dict[str, Any]] = []
         accumulation = settings.accumulation
         accumulated = Accumulated(
             accumulation.micro_batches, accumulation.tables == "fused", accumulation.table_factor
@@ -125,21 +134,48 @@ def run(
                 clip_norm=settings.clip_norm,
                 staleness=settings.staleness,
                 accumulated=accumulated,
+                forward=make_forward(
+                    ranker,
+                    compiled=settings.compile,
+                    bfloat16=settings.autocast == "bfloat16",
+                    device=device,
+                ),
                 device=device,
-                on_step=lambda step, steps: show(step),
             )
-            for summary in trainer.epochs():
+            epochs = resume(trainer, checkpoints)
+            for epoch in epochs:
+                tracked.log_metrics(_logged(epoch), step=epoch["epoch"] + 1)
+            termination = Termination()
+
+            def after_step(step: int, steps: int) -> None:
+                show(step)
+                every = settings.checkpoint.every_steps
+                at_end = step % trainer.steps_per_epoch == 0
+                if termination.requested or at_end or (every and step % every == 0):
+                    best = best_epoch(config, epochs, meta.actions)
+                    kept = None if best is None else (best + 1) * trainer.steps_per_epoch
+                    checkpoints.save(trainer.state_dict(), epochs, best=kept)
+                termination.obey()
+
+            trainer.on_step = after_step
+            for summary in _deferring(trainer.epochs(), termination):
                 trained = replace(trained, weights=_weights(tables, content))
                 metrics = _holdout_metrics(config, data, trained)
                 drift = {name: own.drift() for name, own in tables.items()}
                 epochs.append(asdict(summary) | {"drift": drift, "metrics": metrics})
-                tracked.log_metrics(
-                    _logged(summary) | {"drift": drift} | metrics, step=summary.epoch + 1
-                )
+                tracked.log_metrics(_logged(epochs[-1]), step=summary.epoch + 1)
+                best = best_epoch(config, epochs, meta.actions)
+        exported = settings.epochs
+        if settings.export == "best" and best is not None and best + 1 < exported:
+            exported = best + 1
+            trainer.load_state_dict(checkpoints.load(exported * trainer.steps_per_epoch).state)
+        exported_meta = meta.model_copy(update={"exported_epoch": exported})
+        trained = replace(trained, meta=exported_meta, weights=_weights(tables, content))
         if settings.cold_rows != "keep":
             tables["item"].repair(trained.weights["item"], settings.cold_rows)
-            epochs[-1]["repaired"] = _holdout_metrics(config, data, trained)
-            tracked.log_metrics({"repaired": epochs[-1]["repaired"]}, step=len(epochs))
+            repaired = _holdout_metrics(config, data, trained)
+            epochs[exported - 1]["repaired"] = repaired
+            tracked.log_metrics({"repaired": repaired}, step=exported)
         save_bundle(folder, trained, data.root / "catalog.parquet")
         described = describe(schedule, trainer.components)
         for name, facts in (("epochs", epochs), ("schedule", described)):
@@ -168,11 +204,23 @@ def _holdout_metrics(config: Config, data: Dataset, trained: Bundle) -> dict[str
     return all_metrics(config, data, trained.score, limit=limit)
 
 
-def _logged(summary: EpochSummary) -> dict[str, Any]:
+def _deferring(epochs: Iterator[EpochSummary], termination: Termination) -> Iterator[EpochSummary]:
+    """The same epochs; SIGTERM waits while they train, and not while they are evaluated."""
+    while True:
+        with termination.deferred():
+            summary = next(epochs, None)
+        if summary is None:
+            return
+        yield summary
+
+
+def _logged(epoch: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "train": summary.losses,
-        "seconds": summary.seconds,
-        "waiting_share": summary.waiting / summary.seconds,
-        "trained_share": summary.trained,
-        "phases": summary.phases,
+        "train": epoch["losses"],
+        "seconds": epoch["seconds"],
+        "waiting_share": epoch["waiting"] / epoch["seconds"],
+        "trained_share": epoch["trained"],
+        "phases": epoch["phases"],
+        "drift": epoch["drift"],
+        **epoch["metrics"],
     }

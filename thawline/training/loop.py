@@ -18,6 +18,7 @@ from thawline.tables import IdTable, TableGroup
 from thawline.training.clock import Clock
 from thawline.training.components import Network, TableComponent, TrainedTable
 from thawline.training.distributed import DenseSums
+from thawline.training.forward import Forward
 from thawline.training.prefetch import Prefetcher, Step
 from thawline.training.schedule import Schedule
 from thawline.training.state import State, random_state, set_random_state
@@ -100,6 +101,7 @@ class Trainer:
         clip_norm: float | None = None,
         staleness: int = 0,
         accumulated: Accumulated | None = None,
+        forward: Forward | None = None,
         group: Callable[[Mapping[str, IdTable]], TableGroup] = TableGroup,
         sums: DenseSums | None = None,
         device: str = "cpu",
@@ -118,6 +120,7 @@ class Trainer:
             clip_norm: Clips the norm of the network's gradient.
             staleness: Updates that a lookup may miss (see `Prefetcher`).
             accumulated: Micro-batches to a step; None: one.
+            forward: How the ranker's losses are computed (`make_forward`); None: by `ranker.loss`.
             group: Makes one of all tables.
             sums: Sums over the processes that train together; None: this one trains alone.
             device: Where the network is.
@@ -132,6 +135,7 @@ class Trainer:
                 "widen windows.finetune_days or lower windows.holdout_users",
             )
         self.ranker = ranker
+        self.forward = forward or ranker.loss
         self.tables = {name: trained.table for name, trained in tables.items()}
         self.reader = reader
         self.schedule = schedule
@@ -319,7 +323,7 @@ class Trainer:
         parts = []
         for batch, rows in zip(step.batch, leaves, strict=True):
             with self.clock.phase("forward"):
-                losses = self.ranker.loss(batch, rows, whole)
+                losses = self.forward(batch, rows, whole)
             step.look_ahead()
             with self.clock.phase("backward"):
                 losses.total.backward()
