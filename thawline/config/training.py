@@ -156,6 +156,11 @@ class Tables(Section):
 
     model_config = ConfigDict(extra="allow")
 
+    engine: Literal["auto", "local", "sharded"] = Field(
+        "auto",
+        description="local: one process holds the tables; sharded: the processes that torchrun "
+        "started hold a part of the rows each, by TorchRec; auto: sharded under torchrun alone.",
+    )
     item: ItemTable = ItemTable()
     __pydantic_extra__: dict[str, IdTableSettings]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import torch
@@ -23,12 +24,15 @@ from thawline.training.components import TrainedTable
 from thawline.training.cross_fit import FOLDS, mean_of_copies
 from thawline.training.drift import row_drift
 
+if TYPE_CHECKING:
+    from thawline.tables.sharded import ShardedTable
+
 
 @dataclass(frozen=True)
 class RunTable:
     """A table of a run, and what is known of its rows."""
 
-    table: LocalTable
+    table: LocalTable | ShardedTable
     first: Tensor
     """`[N, d]`: the rows that the run started with."""
     tier: Tensor
@@ -50,13 +54,16 @@ class RunTable:
         """The table as a trainer wants it."""
         return TrainedTable(self.table, self.tiers(), self.first, self._fresh)
 
-    def drift(self) -> dict[str, float]:
-        """See `row_drift`."""
-        return row_drift(self.table.weight, self.first, self.tiers())
+    def drift(self, now: Tensor | None = None) -> dict[str, float]:
+        """See `row_drift`; `now` are all rows `[N, d]`, if they are at hand."""
+        return row_drift(self._weight() if now is None else now, self.first, self.tiers())
 
     def rows(self) -> Tensor:
-        """The rows that a model keeps, `[N / copies, d]`: the mean of the copies."""
-        return mean_of_copies(self.table.weight) if self.copies > 1 else self.table.weight
+        """The rows that a model keeps, `[N / copies, d]`: the mean of the copies.
+
+        Of a sharded table the first process gets them, the others none; all have to ask.
+        """
+        return mean_of_copies(self._weight()) if self.copies > 1 else self._weight()
 
     def require_warm(self) -> None:
         """See `thawline.tables.repair.require_warm`."""
@@ -67,6 +74,11 @@ class RunTable:
         cold = self.tier[: len(rows)] == TIERS.index("cold")
         known = torch.arange(len(rows), device=cold.device) >= FIRST_ROW
         repair_cold_rows(rows, self.first[: len(rows)], how, warm=~cold & known, cold=cold & known)
+
+    def _weight(self) -> Tensor:
+        if isinstance(self.table, LocalTable):
+            return self.table.weight
+        return self.table.gather().to(self.first.device)
 
     def _fresh(self, epoch: int) -> Tensor:
         rows, dim = len(self.first) // self.copies, self.first.shape[1]

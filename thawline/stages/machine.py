@@ -25,3 +25,9 @@ def prepare_machine(runtime: Runtime) -> str:
     if runtime.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return runtime.device
+
+
+def share_cores(runtime: Runtime, processes: int) -> None:
+    """Divides the cores between the processes of a job on this machine, if none were asked for."""
+    if not runtime.threads:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))

@@ -20,7 +20,6 @@ import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -40,7 +39,11 @@ with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.St
         SplitTableBatchedEmbeddingBagsCodegen,
     )
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+    from torchrec.distributed.planner import (
+        EmbeddingShardingPlanner,
+        ParameterConstraints,
+        Topology,
+    )
     from torchrec.distributed.types import ShardingEnv
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -306,9 +309,7 @@ class ShardedTables(TableGroup):
             distinct[name], inverse[name] = torch.unique(rows[name], return_inverse=True)
             _require_inside(name, distinct[name], table.num_rows)
         whole = {
-            name: self._lookup(name, rows[name])
-            for name in self.tables
-            if name not in self.sharded
+            name: self._lookup(name, rows[name]) for name in self.tables if name not in self.sharded
         }
         pending = [own.look_up(distinct) for own in self._collections]
         asked = {name: rows[name] for name in self.sharded}
