@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thawline.data.batches import Batch, RequestReader
+from thawline.data.batches import Batch
 from thawline.errors import DataError, TrainingError
 from thawline.model.ranker import Counts, Losses, Ranker
 from thawline.tables import IdTable, TableGroup
@@ -25,6 +25,17 @@ from thawline.training.state import State, random_state, set_random_state
 
 Group = Sequence[Batch]
 """The micro-batches of a step."""
+
+
+class Reader(Protocol):
+    """Batches, epoch after epoch: a `RequestReader`, for example."""
+
+    num_batches: int
+    """Of an epoch."""
+
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """See `RequestReader.epoch`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ class Trainer:
         self,
         ranker: Ranker,
         tables: Mapping[str, TrainedTable],
-        reader: RequestReader,
+        reader: Reader,
         schedule: Schedule,
         *,
         learning_rate: float,
@@ -309,7 +320,7 @@ class Trainer:
         return losses
 
     def _train_on(self, step: Step[Group], *, flush: bool) -> Losses:
-        """Forward, the next lookup, backward, the rows' update, the network's step.
+        """Forward, the next lookup, backward, the network's step, the rows' update.
 
         Args:
             step: Micro-batches and their rows.
@@ -328,12 +339,13 @@ class Trainer:
             with self.clock.phase("backward"):
                 losses.total.backward()
             parts.append(losses)
-        with self.clock.phase("update"):
-            step.apply(_gradients(leaves))
         self._accumulating += 1
+        # Before the rows' update, which waits for the lookup in flight: this hides more of it.
         if flush or not self.accumulated.fused or self._accumulating == self._most_accumulated:
             with self.clock.phase("optimizer"):
                 self._step_network()
+        with self.clock.phase("update"):
+            step.apply(_gradients(leaves))
         losses = parts[0] if len(parts) == 1 else _add(parts)
         return losses if self.sums is None else self.sums.losses(losses)
 
