@@ -30,6 +30,7 @@ from thawline.tables import LocalTable
 from thawline.tables.optimizers import Sgd
 from thawline.tracking.runs import stage_run
 from thawline.training.cross_fit import CrossFitTrainer
+from thawline.training.distributed import joined, require_one_table_copy
 from thawline.training.forward import make_forward
 from thawline.training.loop import Accumulated, EpochSummary, Trainer
 from thawline.training.recipes import make_schedule
@@ -67,6 +68,14 @@ def run(
             ones to follow.
     """
     device = prepare_machine(config.runtime)
+    with joined(device, alone=config.tables.engine == "sharded") as ranks:
+        require_one_table_copy(config.tables.engine, ranks)
+        if ranks is not None and config.tables.engine != "local":
+            from thawline.stages.finetune_ranks import run as run_together
+
+            return run_together(
+                config, dataset, table, out, ranks, device=device, parent_run_id=parent_run_id
+            )
     settings = config.finetune
     data = Dataset.open(dataset)
     schedule = make_schedule(config, list(data.manifest.context))
