@@ -6,6 +6,7 @@ Heavy imports stand inside the commands, so that `--help` answers at once.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -223,6 +224,8 @@ def finetune(
     folders = _input(settings, dataset, "dataset"), _input(settings, table, "table")
     with _output(settings, model, "model") as out:
         epochs = stage.run(settings, *folders, out)
+    if not _leads():
+        return
     context = list(Dataset.open(folders[0]).manifest.context)
     _print_lines(lines(make_schedule(settings, context), ["item", *settings.tables.others]))
     _console().print(_epoch_table(settings, epochs))
@@ -369,10 +372,17 @@ def _output(settings: Config, given: str | None, name: str) -> Iterator[Path]:
     if given is not None and is_remote(given):
         local = Path(settings.workdir) / name
         yield local
+        if not _leads():
+            return
         publish_folder(local, given)
         _say(f"published: {given}")
     else:
         yield Path(given or Path(settings.workdir) / name)
+
+
+def _leads() -> bool:
+    """Whether this is the first process of those that torchrun started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _plugin(group: str, name: str, option: str) -> Any:

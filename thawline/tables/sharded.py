@@ -44,6 +44,7 @@ with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.St
         ParameterConstraints,
         Topology,
     )
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.types import ShardingEnv
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -53,6 +54,8 @@ FUSED: dict[OptimizerName, tuple[type[torch.optim.Optimizer], dict[str, float]]]
     "sgd": (torch.optim.SGD, {}),
 }
 """Optimizers that the backward can hold, and whose state can be made fresh for some rows."""
+RESERVED = 0.15
+"""Share of the memory that the planner leaves to everything but the tables."""
 CHUNK_ROWS = 1 << 16
 """Rows that travel at once when a whole table is gathered."""
 
@@ -319,9 +322,12 @@ class ShardedTables(TableGroup):
 
     def settle(self) -> None:
         """Waits for every lookup that is under way, so that another collective may be launched."""
-        for lookup in self._in_flight:
+        for lookup in list(self._in_flight):
             lookup.finish()
-        self._in_flight.clear()
+
+    def arrived(self, lookup: ShardedLookup) -> None:
+        """Takes note that a lookup is no longer under way."""
+        self._in_flight = [own for own in self._in_flight if own is not lookup]
 
     def gather_starts(self, own: slice) -> list[tuple[int, int]]:
         """The first row and the one after the last of each process; collective."""
@@ -348,6 +354,7 @@ class ShardedLookup(GroupLookup):
         """Waits until the rows are here."""
         for each in self.pending:
             each.finish()
+        self.owner.arrived(self)
 
     def wait(self) -> dict[str, Tensor]:
         """See `GroupLookup.wait`."""
@@ -494,6 +501,7 @@ def _shard(
             local_world_size=dist.get_world_size(group),
             compute_device=device.type,
         ),
+        storage_reservation=FixedPercentageStorageReservation(RESERVED),
         constraints=dict.fromkeys(tables, constraint),
     )
     plan = planner.collective_plan(module, [sharder], group)
