@@ -213,6 +213,10 @@ def finetune(
     dataset: DatasetOption = None,
     table: TableOption = None,
     model: ModelOption = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="A folder for Chrome traces of some steps of each epoch."),
+    ] = None,
 ) -> None:
     """Fine-tune the ranker and the table by a recipe."""
     settings = _read(config, overrides)
@@ -223,7 +227,7 @@ def finetune(
 
     folders = _input(settings, dataset, "dataset"), _input(settings, table, "table")
     with _output(settings, model, "model") as out:
-        epochs = stage.run(settings, *folders, out)
+        epochs = stage.run(settings, *folders, out, profile=profile)
     if not _leads():
         return
     context = list(Dataset.open(folders[0]).manifest.context)

@@ -33,6 +33,7 @@ from thawline.training.cross_fit import CrossFitTrainer
 from thawline.training.distributed import joined, require_one_table_copy
 from thawline.training.forward import make_forward
 from thawline.training.loop import Accumulated, EpochSummary, Trainer
+from thawline.training.profile import profiled
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
 
@@ -44,6 +45,7 @@ def run(
     out: str | Path,
     *,
     parent_run_id: str = "",
+    profile: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Fine-tunes the ranker and the ID tables by the schedule and writes the model folder `out`.
 
@@ -52,6 +54,8 @@ def run(
 
     A run that was killed goes on from its last checkpoint (`finetune.checkpoint`) when it is called
     again with the same inputs, to the same bits. SIGTERM makes one after the present step.
+
+    In the folder `profile`, if there is one, Chrome traces of some steps are left.
 
     Returns:
         What the folder's `epochs.json` holds: for each epoch its losses, times, the share of it in
@@ -74,7 +78,14 @@ def run(
             from thawline.stages.finetune_ranks import run as run_together
 
             return run_together(
-                config, dataset, table, out, ranks, device=device, parent_run_id=parent_run_id
+                config,
+                dataset,
+                table,
+                out,
+                ranks,
+                device=device,
+                parent_run_id=parent_run_id,
+                profile=profile,
             )
     settings = config.finetune
     data = Dataset.open(dataset)
@@ -122,7 +133,10 @@ def run(
             accumulation.micro_batches, accumulation.tables == "fused", accumulation.table_factor
         )
         steps = -(-reader.num_batches // accumulated.per_step)
-        with progress_bar("finetune", settings.epochs * steps) as show:
+        with (
+            progress_bar("finetune", settings.epochs * steps) as show,
+            profiled(profile, settings.epochs, steps, device=device) as profile_step,
+        ):
             make_trainer = (
                 partial(CrossFitTrainer, num_rows=data.catalog.num_rows)
                 if settings.cross_fit
@@ -158,6 +172,7 @@ def run(
 
             def after_step(step: int, steps: int) -> None:
                 show(step)
+                profile_step(step)
                 every = settings.checkpoint.every_steps
                 at_end = step % trainer.steps_per_epoch == 0
                 if termination.requested or at_end or (every and step % every == 0):

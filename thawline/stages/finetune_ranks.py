@@ -32,6 +32,7 @@ from thawline.tracking.runs import Run, stage_run
 from thawline.training.distributed import DenseSums, EvenReader, Ranks, padding_batch
 from thawline.training.forward import make_forward
 from thawline.training.loop import Accumulated, EpochSummary, Trainer
+from thawline.training.profile import profiled
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
 
@@ -48,6 +49,7 @@ def run(
     *,
     device: str,
     parent_run_id: str = "",
+    profile: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Fine-tunes as `thawline.stages.finetune.run` does, and writes the same model folder.
 
@@ -92,6 +94,13 @@ def run(
         _tracked(config, ranks, parent_run_id) as tracked,
         _folder(out, ranks) as folder,
         _progress(settings.epochs * _steps(config, reader), ranks) as show,
+        profiled(
+            profile,
+            settings.epochs,
+            _steps(config, reader),
+            device=device,
+            suffix=f".rank-{ranks.rank}",
+        ) as profile_step,
     ):
         if tracked is not None:
             tracked.log_params(
@@ -103,6 +112,11 @@ def run(
                 | settings.model_dump(mode="json")
                 | {"tables": config.tables.model_dump(mode="json")}
             )
+
+        def after_step(step: int, steps: int) -> None:
+            show(step)
+            profile_step(step)
+
         trainer = Trainer(
             ranker,
             {name: own.trained() for name, own in tables.items()},
@@ -127,7 +141,7 @@ def run(
             group=sharded.beside,
             sums=DenseSums(ranks, sharded.settle),
             device=device,
-            on_step=lambda step, steps: show(step),
+            on_step=after_step,
         )
         epochs: list[dict[str, Any]] = []
         ids = ModelIds.of(data, config.tables.others)
