@@ -260,7 +260,7 @@ class ShardedTables(TableGroup):
             device: Where this process keeps its rows.
 
         Raises:
-            ConfigError: An optimizer that cannot be fused.
+            ConfigError: An optimizer that cannot be fused, or a width that FBGEMM does not take.
             DataError: Rows that are not float32 or not finite.
         """
         for name, spec in tables.items():
@@ -269,6 +269,12 @@ class ShardedTables(TableGroup):
                     f"tables.{name}.optimizer is {spec.optimizer}, which a sharded table does not "
                     f"have",
                     f"set it to {', '.join(FUSED)}, or train in one process (tables.engine=local)",
+                )
+            if spec.rows.shape[1] % 4:
+                raise ConfigError(
+                    f"the sharded table `{name}` is {spec.rows.shape[1]} wide, which is no multiple "
+                    "of 4",
+                    "set its dim (model.dim for `item`) to a multiple of 4",
                 )
             if spec.rows.dtype != torch.float32:
                 raise DataError(

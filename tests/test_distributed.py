@@ -1,0 +1,30 @@
+"""Training in one, two and four processes; the checks stand in `distributed_checks`."""
+
+import pytest
+from rank_runner import run_checks
+
+CHECKS = [
+    "training_together_equals_one_process_on_all_requests",
+    "uneven_processes_stop_at_the_same_step",
+    "a_batch_of_padding_adds_nothing",
+    "a_process_without_requests_trains",
+    "an_epoch_without_a_batch_in_any_process_is_refused",
+    "no_lookup_is_under_way_when_the_network_s_sums_are",
+    "fused_micro_batches_update_the_tables_each",
+    "sums_are_over_all_processes",
+    "every_process_gets_the_first_one_s_parameters",
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(request):
+    """What came of the checks with a number of processes; they are started once."""
+    return run_checks("distributed_checks", CHECKS, request.param)
+
+
+@pytest.mark.parametrize(
+    "outcomes", [1, 2, pytest.param(4, marks=pytest.mark.slow)], indirect=True, scope="module"
+)
+@pytest.mark.parametrize("check", CHECKS)
+def test_training_together(outcomes, check):
+    assert outcomes[check] == ""
