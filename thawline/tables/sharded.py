@@ -86,12 +86,16 @@ class ShardedTable:
         self.learning_rate = spec.learning_rate
         self.padding_rows = spec.padding_rows
         self._tables, self._name, self._kernel = tables, name, kernel
-        self.local: Tensor = kernel.split_embedding_weights()[index].detach()
-        """This process's rows, `[n, d]`."""
-        self.own = slice(start, start + len(self.local))
-        """Which they are."""
+        held: Tensor = kernel.split_embedding_weights()[index].detach()
+        self.own = slice(start, min(start + len(held), self.num_rows))
+        """The rows of this process."""
+        count = self.own.stop - start
+        self.local = held[:count]
+        """Their values, `[n, d]`."""
         states = kernel.split_optimizer_states()
-        self._states: list[Tensor] = [each.detach() for each in states[index]] if states else []
+        self._states: list[Tensor] = (
+            [each.detach()[:count] for each in states[index]] if states else []
+        )
         self._open = torch.zeros(self.num_rows, dtype=torch.bool, device=self.local.device)
         self._trainable = False
         self.replace(spec.rows, reset_state=True)
@@ -272,8 +276,7 @@ class ShardedTables(TableGroup):
                 )
             if spec.rows.shape[1] % 4:
                 raise ConfigError(
-                    f"the sharded table `{name}` is {spec.rows.shape[1]} wide, which is no multiple "
-                    "of 4",
+                    f"the sharded table `{name}` is {spec.rows.shape[1]} wide, no multiple of 4",
                     "set its dim (model.dim for `item`) to a multiple of 4",
                 )
             if spec.rows.dtype != torch.float32:
@@ -290,13 +293,9 @@ class ShardedTables(TableGroup):
             same = {name: spec for name, spec in tables.items() if spec.rows.shape[1] == width}
             module = _shard(same, width, group, self.device)
             kernels = _kernels(module)
-            block = {
-                name: -(-len(spec.rows) // dist.get_world_size(group))
-                for name, spec in same.items()
-            }
             for name, spec in same.items():
                 kernel, index = kernels[name]
-                start = min(block[name] * dist.get_rank(group), len(spec.rows))
+                start = min(_block(spec, group) * dist.get_rank(group), len(spec.rows))
                 made[name] = ShardedTable(self, name, spec, kernel, index, start)
             self._collections.append(_Collection(module, {name: made[name] for name in same}))
         super().__init__({name: made[name] for name in tables})
@@ -487,7 +486,8 @@ def _shard(
             torchrec.EmbeddingConfig(
                 name=name,
                 embedding_dim=width,
-                num_embeddings=len(spec.rows),
+                # FBGEMM's CPU kernel takes no empty part, so all are of the same size.
+                num_embeddings=_block(spec, group) * dist.get_world_size(group),
                 feature_names=[name],
             )
             for name, spec in tables.items()
@@ -513,6 +513,11 @@ def _shard(
     plan = planner.collective_plan(module, [sharder], group)
     own = plan.get_plan_for_module("")
     return sharder.shard(module, own, ShardingEnv.from_process_group(group), device)
+
+
+def _block(spec: Shards, group: dist.ProcessGroup) -> int:
+    """Rows of each process; the last ones may be beyond the table's end."""
+    return -(-len(spec.rows) // dist.get_world_size(group))
 
 
 def _kernels(module: Any) -> dict[str, tuple[Any, int]]:
