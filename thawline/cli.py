@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import box
@@ -25,6 +25,8 @@ from thawline.errors import ConfigError, ThawlineError
 
 EMBEDDED_DEFAULT = "simulate: {}\n"
 """What runs where no config file is given: the simulated feed."""
+
+_T = TypeVar("_T")
 
 app = typer.Typer(
     help="Train recommenders whose ID embedding tables survive more than one epoch.",
@@ -329,6 +331,123 @@ def theory(
         figures.timing_table(epochs),
     ):
         _console().print(table)
+
+
+@app.command()
+def plan(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="A dataset's folder: its items, their counts, its requests."),
+    ] = None,
+    rows: Annotated[
+        float | None, typer.Option(min=1, help="Rows of a Zipf table, e.g. 1e9 (the default).")
+    ] = None,
+    zipf: Annotated[float | None, typer.Option(help="Its exponent. Default: 1.1.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Default: model.dim.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Of the rows. Default: tables.item.optimizer.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Requests a GPU. Default: finetune.batch_size.")
+    ] = None,
+    history: Annotated[
+        int | None, typer.Option(min=1, help="Default: windows.history_length.")
+    ] = None,
+    candidates: Annotated[
+        int | None, typer.Option(min=1, help="A request. Default: 1 + negatives.per_positive.")
+    ] = None,
+    staleness: Annotated[int | None, typer.Option(help="Default: finetune.staleness.")] = None,
+    requests: Annotated[
+        float | None, typer.Option(min=1, help="Of an epoch, e.g. 1e9. Default: the dataset's.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs over which the table is split.")] = 1,
+    gpu: Annotated[str, typer.Option(help="h200, h100, a100 or l4.")] = "h100",
+    interconnect: Annotated[
+        str,
+        typer.Option(
+            help="nvlink4, nvlink3, pcie5, pcie4, ib-ndr, ib-hdr, ethernet-100g, ethernet-25g or "
+            "ethernet-10g: the slowest link between the GPUs."
+        ),
+    ] = "ib-ndr",
+    bandwidth: Annotated[
+        float | None, typer.Option(help="GB/s a GPU in one direction, in its place.")
+    ] = None,
+    utilisation: Annotated[
+        float, typer.Option(help="Share of the GPU's FLOP/s that the network reaches.")
+    ] = 0.3,
+) -> None:
+    """Estimate memory, traffic and time of fine-tuning a table split over many GPUs."""
+    settings = _read(config, overrides)
+    from thawline.model.cost import Shape, ranker_cost
+    from thawline.theory import Popularity, capacity, figures
+
+    card = _named(capacity.GPUS, gpu, "--gpu")
+    rate = _named(capacity.INTERCONNECTS, interconnect, "--interconnect")
+    model = settings.model if dim is None else settings.model.model_copy(update={"dim": dim})
+    actions, context = len(settings.events.actions), len(settings.events.context)
+    if dataset is None:
+        popularity = Popularity.zipf(int(rows or 1e9), 1.1 if zipf is None else zipf)
+    elif rows is not None or zipf is not None:
+        raise ConfigError(
+            "--dataset brings its own rows and popularity", "leave out --rows and --zipf"
+        )
+    else:
+        from thawline.data.manifest import Dataset
+
+        data = Dataset.open(dataset)
+        popularity = Popularity.from_counts(data.catalog.pretrain_count + data.catalog.support)
+        requests = data.manifest.requests["train"] if requests is None else requests
+        actions, context = len(data.manifest.actions), len(data.manifest.context)
+    size = batch or settings.finetune.batch_size
+    shape = Shape(
+        batch=size,
+        history=history or settings.windows.history_length,
+        candidates=candidates or 1 + settings.negatives.per_positive,
+        actions=actions,
+        context=context,
+        side=[table.dim for table in settings.tables.others.values()],
+    )
+    cost = ranker_cost(model, shape)
+    late = settings.finetune.staleness if staleness is None else staleness
+    machine = capacity.Machine(
+        gpus,
+        flops=card.bfloat16 if settings.finetune.autocast == "bfloat16" else card.float32,
+        bandwidth=rate if bandwidth is None else 1e9 * bandwidth,
+        memory_rate=card.memory_rate,
+        utilisation=utilisation,
+    )
+    item = settings.tables.item
+    made = capacity.make_plan(
+        capacity.Table(
+            popularity, model.dim, optimizer or item.optimizer, 2 if item.dtype == "bfloat16" else 4
+        ),
+        capacity.Network(cost.parameters, cost.forward, cost.backward, cost.kept),
+        machine,
+        lookups=size * (shape.history + shape.candidates),
+        staleness=late,
+    )
+    _say(
+        f"{popularity.rows:,} rows x {model.dim} over {gpus} {gpu}; {size:,} requests a GPU, "
+        f"{shape.history} items of history, {shape.candidates} candidates, "
+        f"{cost.forward / size / 1e6:,.1f} MFLOP a request forward"
+    )
+    steps = None if requests is None else -(-int(requests) // (size * gpus))
+    for table in figures.plan_tables(made, machine, late, steps):
+        _console().print(table)
+    if made.memory.total > card.memory:
+        _say(
+            f"{made.memory.total / 1e9:,.1f} GB do not fit into a {gpu}'s {card.memory / 1e9:,.0f} "
+            "GB: take more GPUs, a narrower dim, tables.item.dtype=bfloat16, or "
+            "model.checkpoint_activations=true"
+        )
+
+
+def _named(known: Mapping[str, _T], name: str, option: str) -> _T:
+    if name not in known:
+        raise ConfigError(f"{option}: there is no {name!r}", f"choose one of {', '.join(known)}")
+    return known[name]
 
 
 @app.callback(invoke_without_command=True)

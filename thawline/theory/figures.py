@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
+from thawline.theory.capacity import Machine, Plan
 from thawline.theory.displacement import dense_adam, lazy_adam, row_wise_adagrad
 from thawline.theory.popularity import Popularity
 from thawline.theory.stability import largest_stable_step
@@ -91,6 +92,93 @@ def timing_table(epochs: int) -> Table:
             for start in starts
         ],
     )
+
+
+def plan_tables(plan: Plan, machine: Machine, staleness: int, steps: int | None) -> list[Table]:
+    """A plan: memory, bytes, times, and what an epoch costs.
+
+    Args:
+        plan: Of one step.
+        machine: What it was made for.
+        staleness: Updates that a lookup misses with prefetch.
+        steps: Steps of an epoch; None: it is not known.
+    """
+    memory, traffic, times = plan.memory, plan.traffic, plan.times
+    tables = [
+        _table(
+            "Memory of a GPU, GB",
+            ("", ""),
+            [
+                ("rows", _gb(memory.weights)),
+                ("optimizer state of the rows", _gb(memory.state)),
+                ("rows looked up, gradients", _gb(memory.buffers)),
+                ("activations", _gb(memory.activations)),
+                ("network, gradients, Adam", _gb(memory.network)),
+                ("all", _gb(memory.total)),
+            ],
+        ),
+        _table(
+            f"Sent by a GPU in a step, {plan.distinct:,.0f} distinct rows",
+            ("", "MB"),
+            [
+                ("all-to-all of ids", f"{traffic.ids / 1e6:,.2f}"),
+                ("all-to-all of rows", f"{traffic.rows / 1e6:,.2f}"),
+                ("all-to-all of gradients, if the table trains", f"{traffic.gradients / 1e6:,.2f}"),
+                ("all-reduce of the network", f"{traffic.network / 1e6:,.2f}"),
+            ],
+        ),
+        _table(
+            f"A step, ms ({machine.utilisation:.0%} of {machine.flops / 1e12:,.0f} TFLOP/s, "
+            f"{machine.network_share:.0%} of {machine.bandwidth / 1e9:,.4g} GB/s)",
+            ("", ""),
+            [
+                ("lookup", _ms(times.lookup)),
+                ("forward", _ms(times.forward)),
+                ("backward", _ms(times.backward)),
+                ("network's optimizer, all-reduce", _ms(times.optimizer)),
+                ("update of the rows, if they train", _ms(times.update)),
+                ("exposed lookup, synchronous", _ms(times.exposed(0))),
+                (f"exposed lookup, {staleness} updates late", _ms(times.exposed(staleness))),
+            ],
+        ),
+        _table(
+            "Steps and epochs",
+            ("the table", "step, ms", "synchronous", "saved", "epoch, hours", "GPU-hours"),
+            [
+                (
+                    name,
+                    _ms(late := times.step(staleness, trains=trains)),
+                    _ms(prompt := times.step(0, trains=trains)),
+                    f"{1 - late / prompt:.1%}",
+                    *_hours(steps, late, machine.gpus),
+                )
+                for name, trains in (("frozen", False), ("thawed", True))
+            ],
+        ),
+        _table(
+            f"Staleness, {staleness} updates late",
+            ("", ""),
+            [
+                ("stale lookups", _share(plan.stale)),
+                ("largest stable rate x curvature, plain SGD", f"{plan.largest_rate:.3g}"),
+            ],
+        ),
+    ]
+    return tables
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.3f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3f}"
+
+
+def _hours(steps: int | None, seconds: float, gpus: int) -> tuple[str, str]:
+    if steps is None:
+        return "unknown", "unknown"
+    return f"{steps * seconds / 3600:,.4g}", f"{steps * seconds * gpus / 3600:,.4g}"
 
 
 def _table(title: str, headings: Iterable[str], lines: Iterable[tuple[str, ...]]) -> Table:
