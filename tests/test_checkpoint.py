@@ -99,6 +99,14 @@ CASES = {
         f"{recipe} with three in flight": {"recipe": recipe, "staleness": 3}
         for recipe in ("freeze-until-last", "stratified", "re-anchor", "re-init", "alternate")
     },
+    "tiers that close": {
+        "staleness": 3,
+        "plans": {
+            "item": Plan.by_tier(
+                {"head": [TrainingWindow(0, 1)], "tail": [TrainingWindow(0.5, 1.5)]}
+            )
+        },
+    },
     "exact accumulation": {"recipe": WINDOW, "staleness": 1, "accumulated": Accumulated(2)},
     "fused accumulation": {
         "recipe": WINDOW,
@@ -121,7 +129,7 @@ CASES = {
         },
         "plans": {
             "user": Plan((TrainingWindow(0, 0.5), TrainingWindow(1, 2)), curve=Curve("cosine")),
-            "adapter": Plan((TrainingWindow(0.5, 2),)),
+            "adapter": Plan((TrainingWindow(0, 0.5), TrainingWindow(1.5, 2))),
             "ctx_a": Plan((TrainingWindow(0, 0.5), TrainingWindow(1.5, 2)), reset_state=False),
             "dense": Plan((TrainingWindow(0, 2),), curve=Curve("cosine", warm_up=0.7)),
         },
