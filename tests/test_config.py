@@ -62,6 +62,31 @@ def test_a_preset_fills_the_columns_and_keys_beside_it_win(preset):
         ("simulate: {}\nmodel: {dim: 10, heads: 4}", "must be a multiple of heads", "--schema"),
         ("simulate: {}\nwindows: {tiers: {head: 5}}", "must be above torso", "--schema"),
         ("simulate: {}\nmodel: {gradient_paths: [history, history]}", "a path twice", "--schema"),
+        (
+            "simulate: {}\ntables: {user: {column: user_id, colum: x}}",
+            "tables.user.colum: unknown key",
+            "did you mean tables.user.column?",
+        ),
+        (
+            "simulate: {}\nfinetune: {schedule: {item: {window: []}}}",
+            "finetune.schedule.item.window: unknown key",
+            "did you mean finetune.schedule.item.windows?",
+        ),
+        (
+            "simulate: {}\ntables: {itme: {optimizer: sgd}}",
+            "tables.itme.column: Field required",
+            "did you mean tables.item?",
+        ),
+        (
+            "simulate: {}\ntables: {user: {rows: 9}}",
+            "tables.user.column: Field required",
+            "config --schema",
+        ),
+        (
+            "simulate: {}\ntables: {item: {learning_rate: .inf}}",
+            "tables.item.learning_rate: Input should be a finite number",
+            "config --schema",
+        ),
         ("", "set events.path to a log", "--schema"),
         ("simulate: {}\nevents: {path: x}", "both set", "--schema"),
         ("[1, 2]", "holds a list", "write keys and values"),

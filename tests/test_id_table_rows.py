@@ -87,6 +87,8 @@ def test_hashed_rows_are_taken_over_as_they_are(tmp_path, dataset):
         (HASHED, {"rows": 7}, r"tables\.user\.rows is 7, but .* was trained with 6"),
         (HASHED, {"dim": 3}, r"(?s)tables\.user\.dim is 3.*set tables\.user\.dim=2"),
         (HASHED, {"hashed": False}, r"tables\.user\.hashed is False.*trained with True"),
+        (HASHED, {"column": "board"}, r"tables\.user\.column is board, but .* with user_id"),
+        (KNOWN, {"of": "item"}, r"tables\.user\.of is item, but .* trained with request"),
         (KNOWN, {"hashed": True}, r"tables\.user\.hashed is True.*trained with False"),
     ],
 )

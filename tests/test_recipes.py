@@ -127,7 +127,8 @@ def test_which_table_overfits_can_be_asked_by_freezing_each_in_turn():
     [
         (["finetune.schedule.usr={}"], "no component `usr`.*"),
         (["finetune.schedule.itm={}"], "did you mean item"),
-        (["finetune.schedule.adapter={windows: []}"], "no component `adapter`"),
+        (["finetune.schedule.adapter={windows: []}"], r"no component `adapter`\n.*model\.adapter"),
+        (["finetune.schedule.content_tower={}"], r"`content_tower`\n.*set model\.content_tower"),
         (["finetune.schedule.item={recipe: nothing}"], "finetune.schedule.item.recipe: no recipe"),
         (["finetune.schedule.item={learning_rate: 1}"], "set tables.item.learning_rate"),
         (["finetune.schedule.dense={recipe: stratified}"], "stratified is for ID tables"),

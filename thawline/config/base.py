@@ -13,6 +13,11 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values never change after validation."""
+    """Base of every section: unknown keys are errors, values never change after validation.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    Numbers are finite: an infinite learning rate would fail only after hours.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )

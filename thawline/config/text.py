@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import ValidationError
@@ -87,26 +87,39 @@ def _explain(error: ValidationError, source: str) -> str:
 
 def _remedy(error: ValidationError) -> str:
     for item in error.errors():
-        if item["type"] == "extra_forbidden":
-            *parents, key = [str(part) for part in item["loc"]]
-            known = _keys_at(parents)
-            near = difflib.get_close_matches(key, known, n=1)
-            if near:
-                return f"did you mean {'.'.join([*parents, near[0]])}?"
-            if known:
-                return f"known keys there: {', '.join(known)}"
+        place = [str(part) for part in item["loc"]]
+        if item["type"] == "missing":
+            # A table of one's own may be a misspelt `item`.
+            place.pop()
+        elif item["type"] != "extra_forbidden":
+            continue
+        *parents, key = place or [""]
+        known = _keys_at(parents)
+        near = difflib.get_close_matches(key, known, n=1)
+        if near and key not in known:
+            return f"did you mean {'.'.join([*parents, near[0]])}?"
+        if known and item["type"] == "extra_forbidden":
+            return f"known keys there: {', '.join(known)}"
     return "see `thawline config --schema` for every key"
 
 
 def _keys_at(parents: Sequence[str]) -> list[str]:
-    section: Any = Config
+    kind: Any = Config
     for name in parents:
-        field = section.model_fields.get(name) if _is_section(section) else None
-        if field is None:
-            return []
-        options = [field.annotation, *get_args(field.annotation)]
-        section = next((option for option in options if _is_section(option)), None)
-    return list(section.model_fields) if _is_section(section) else []
+        kind = _kind_of(kind, name)
+    return list(kind.model_fields) if _is_section(kind) else []
+
+
+def _kind_of(kind: Any, key: str) -> Any:
+    """The section, or the mapping of names of one's own to sections, at a key of another."""
+    if _is_section(kind):
+        field = kind.model_fields.get(key)
+        kind = field.annotation if field else get_type_hints(kind).get("__pydantic_extra__")
+        mappings = [option for option in (kind, *get_args(kind)) if get_origin(option) is dict]
+        if field and mappings:
+            return mappings[0]
+    options = (kind, *get_args(kind))
+    return next((option for option in options if _is_section(option)), None)
 
 
 def _is_section(kind: Any) -> bool:

@@ -175,7 +175,7 @@ def first_rows(
     if old is None:
         return fresh
     path = source / "tables" / f"{name}.safetensors"
-    same = ("dim", "hashed") if not settings.hashed else ("dim", "hashed", "rows")
+    same = ("of", "column", "dim", "hashed", *(["rows"] if settings.hashed else []))
     for key in same:
         before, now = getattr(old, key), getattr(settings, key)
         if before != now:

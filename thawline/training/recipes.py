@@ -32,6 +32,13 @@ class Recipe:
         return f"{self.name}({', '.join(self.parameters)})" if self.parameters else self.name
 
 
+SWITCHED_ON_BY = {
+    "adapter": "set model.adapter to bias, diagonal or full",
+    "content_tower": "set model.content_tower, for example to [64]",
+}
+"""What to do for a component that a model need not have."""
+
+
 def _whole(start: float, end: float) -> Plan:
     return Plan((TrainingWindow(start, end),))
 
@@ -156,7 +163,8 @@ def make_schedule(config: Config, context: Sequence[str]) -> Schedule:
     for name, own in settings.schedule.items():
         if name not in components:
             raise ConfigError(
-                f"finetune.schedule: there is no component `{name}`", _nearest(name, components)
+                f"finetune.schedule: there is no component `{name}`",
+                SWITCHED_ON_BY.get(name) or _nearest(name, components),
             )
         if own.learning_rate is not None and name in tables:
             raise ConfigError(
