@@ -98,3 +98,10 @@ def test_the_timeline_shows_what_trains_when():
         ("user", "······━━━━━━|━━━·········"),
         ("dense", "━━━━━━━━━━━━|━━━━━━━━━━━━"),
     ]
+
+
+@pytest.mark.parametrize(("epochs", "cells"), [(1, 12), (4, 12), (5, 6), (10, 4), (17, 2), (99, 2)])
+def test_the_timeline_of_a_long_run_has_fewer_cells_an_epoch(epochs, cells):
+    always = Plan((window(0, epochs),))
+
+    assert draw(always, epochs) == {"": "|".join(epochs * [cells * "━"])}

@@ -9,24 +9,32 @@ from thawline.theory.timing import written_then_replayed
 from thawline.training.schedule import Plan, Schedule, Windows
 
 FROZEN, TRAINS, RENEWED = "·", "━", "↺"
-CELLS = 12
-"""Cells an epoch: a divisor of many, so that halves, thirds and quarters fall on edges."""
+CELLS = (12, 6, 4, 2)
+"""Cells an epoch: multiples of many, so that halves, thirds and quarters fall on edges."""
+WIDTH = 52
+"""Characters of a line, so that a name fits behind it on a terminal of 80."""
 
 
-def draw(plan: Plan, epochs: int, cells: int = CELLS) -> dict[str, str]:
+def cells_for(epochs: int) -> int:
+    """The most cells an epoch with which a line fits in `WIDTH`, if any do."""
+    return next((cells for cells in CELLS if epochs * (cells + 1) <= WIDTH), CELLS[-1])
+
+
+def draw(plan: Plan, epochs: int, cells: int | None = None) -> dict[str, str]:
     """When a component trains: one line for it, or one for each of its tiers.
 
     Args:
         plan: Of the component.
         epochs: Of the run; between two of them stands a `|`, or `RENEWED` where the rows are set
             to others.
-        cells: Characters an epoch.
+        cells: Characters an epoch; None: `cells_for` so many epochs.
 
     Returns:
         Lines by tier; the tier is empty where the plan has none.
     """
     tiers = dict(plan.tiers) or {"": plan.windows}
     border = RENEWED if plan.renewal else "|"
+    cells = cells or cells_for(epochs)
     return {tier: _line(windows, epochs, cells, border) for tier, windows in tiers.items()}
 
 
