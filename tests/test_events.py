@@ -226,6 +226,42 @@ def test_text_request_ids_are_hashed_and_integers_are_kept(tmp_path):
     assert [row["request_id"] for row in rows] == [5, 6, 7]
 
 
+def test_a_nan_is_nothing_whatever_parquet_says_of_its_column(tmp_path):
+    # Without a null beside it, DuckDB takes a NaN for a number within the column's bounds.
+    nan = float("nan")
+    times = [1_767_225_600.0, 1_767_225_601.5, nan, 1_767_225_603.0, 1_767_225_604.0]
+    settings = parquet(
+        tmp_path,
+        user_id=[1.0, 2.0, 3.0, nan, 5.0],
+        timestamp=times,
+        seconds=[12.0, 3.0, 4.0, 5.0, nan],
+    )
+    settings["actions"] = {
+        "stay": {"column": "seconds", "at_least": 10},
+        "look": {"column": "seconds"},
+    }
+    rows, rejected, counts = events_of(tmp_path, settings, max_rejected=0.5)
+    assert [(row["user_id"], row["stay"], row["look"]) for row in rows] == [
+        (1, True, True),
+        (2, False, True),
+        (5, False, False),
+    ]
+    assert [row["timestamp"] for row in rows] == [round(times[place] * 1e6) for place in (0, 1, 4)]
+    assert counts == {"null timestamp": 1, "null user_id": 1}
+    assert sorted(row["item_id"] for row in rejected) == ["20", "30"]
+
+
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.decimal128(20, 0)])
+def test_ids_beyond_63_bits_are_text_and_others_of_their_type_are_numbers(tmp_path, kind):
+    large = [2**64 - 1, 2**63, 7]
+    items = [30, 20, 10]
+    settings = parquet(tmp_path, user_id=pa.array(large, kind), item_id=pa.array(items, kind))
+    rows, _, counts = events_of(tmp_path, settings)
+    assert counts == {}
+    assert [row["user_id"] for row in rows] == [str(user) for user in large]
+    assert [row["item_id"] for row in rows] == items
+
+
 def test_actions_are_flags_or_thresholds(tmp_path):
     settings = parquet(
         tmp_path,

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import ibis
+import ibis.expr.datatypes as dt
 import ibis.expr.types as ir
 
 from thawline.config import Action, Events
@@ -52,8 +53,8 @@ def as_text(column: ir.Value) -> ir.StringValue:
     if column.type().is_string():
         return column.nullif("")
     if column.type().is_floating():
-        column = column.isnan().ifelse(ibis.null(column.type()), column)
-        whole = (column == column.floor()) & (column.abs() < 2.0**53)
+        column = _without_nan(column)
+        whole = _is_whole(column) & (column.abs() < 2.0**53)
         return whole.ifelse(column.try_cast("int64").cast("string"), column.cast("string"))
     if column.type().is_timestamp():
         # Some engines write the time zone, others do not.
@@ -90,7 +91,8 @@ class ColumnMapping:
 
     def _kind(self, key: str, name: str) -> str:
         kind = self.raw[name].type()
-        if kind.is_string() or kind.is_uuid():
+        if kind.is_string() or kind.is_uuid() or kind.is_uint64() or _is_long(kind):
+            # Numbers that an int64 may not hold are text, unless all of them are short.
             return "text"
         if kind.is_integer() or kind.is_floating():
             return "number"
@@ -111,7 +113,7 @@ class ColumnMapping:
             if self.textual[key]:
                 facts[f"{key}:other"] = (~text.re_search(CANONICAL_INTEGER)).sum()
             elif raw[name].type().is_floating():
-                facts[f"{key}:other"] = (raw[name] != raw[name].floor()).sum()
+                facts[f"{key}:other"] = (~_is_whole(raw[name]) & text.notnull()).sum()
             facts[f"{key}:some"] = text.count()
         time = raw[self.settings.columns.timestamp]
         if time.type().is_boolean() or time.type().is_nested() or time.type().is_binary():
@@ -332,6 +334,8 @@ class ColumnMapping:
         if kind.is_string():
             flag = column.try_cast("boolean").cast("int8").cast("float64")
             return text_float(column).fill_null(flag)
+        if kind.is_floating():
+            return _without_nan(column).cast("float64")
         if kind.is_numeric():
             return column.cast("float64")
         return ibis.null("float64")
@@ -342,7 +346,7 @@ class ColumnMapping:
         if rule.words:
             return self._text(rule.column).isin(rule.words).fill_null(False)
         number = self._number(self.raw[rule.column])
-        number = number.isnan().ifelse(ibis.null("float64"), number)
+        number = _without_nan(number)
         happened = number > 0 if rule.at_least is None else number >= rule.at_least
         return happened.fill_null(False)
 
@@ -372,6 +376,23 @@ class ColumnMapping:
         # Engines divide in double precision, which is exact for whole microseconds alone.
         step = scale // 10**6
         return ((column - column % step) / step).round().cast("int64")
+
+
+def _without_nan(column: ir.FloatingValue) -> ir.FloatingValue:
+    """The column, null where it is NaN."""
+    # DuckDB decides `isnan` by the least and the most of a Parquet column, which pass over NaN.
+    nan = column.cast("string").lower().endswith("nan")
+    return nan.ifelse(ibis.null(column.type()), column)
+
+
+def _is_whole(column: ir.FloatingValue) -> ir.BooleanValue:
+    # `floor` makes integers, which some numbers do not fit into.
+    return column % 1 == 0
+
+
+def _is_long(kind: dt.DataType) -> bool:
+    """Whether a type is of decimal numbers without a fraction."""
+    return isinstance(kind, dt.Decimal) and kind.scale == 0
 
 
 def require_scalar(raw: ir.Table, column: str, where: str) -> None:

@@ -196,7 +196,8 @@ def reading(files: Sequence[Path], kind: Format, needed: dict[str, str]) -> Iter
             f"{where} cannot be read as {kind}: {first_line(error)}",
             "check the file"
             if kind == "parquet"
-            else "check events.separator and events.header, and the line that the message names",
+            else "check events.separator and events.header, the line that the message names, and "
+            "whether all lines end alike",
         ) from error
 
 
