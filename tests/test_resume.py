@@ -270,7 +270,7 @@ def test_checkpoints_at_a_url_outlive_the_machine(
 def test_a_process_that_gets_a_signal_goes_on_when_the_command_is_called_again(
     tiny_dataset, table, tmp_path, sign
 ):
-    config = configured(tmp_path, epochs=30, batch_size=16, evaluation={"epoch_requests": 0})
+    config = configured(tmp_path, epochs=12, batch_size=16, evaluation={"epoch_requests": 0})
     (tmp_path / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
 
     def start(name):
