@@ -3,7 +3,6 @@
 import pytest
 import torch
 from tensors import SETTINGS, make_batch, make_ranker, make_weight
-from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from thawline.training.forward import make_forward
@@ -31,7 +30,7 @@ def assert_equal(ranker, forward, batch, **tolerance):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_compiled_network_has_no_graph_break_and_one_graph_for_batches_of_all_sizes():
-    ranker = make_ranker()
+    ranker = make_ranker(history=64)
     torch._dynamo.reset()
     forward = make_forward(ranker, compiled=True, backend="aot_eager")
 

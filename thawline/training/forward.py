@@ -34,9 +34,10 @@ def make_forward(
 
     Compiled, the sizes of a batch (requests, candidates, the history's width) are unknowns of one
     graph, so that a narrower batch or an epoch's last one is not compiled anew. A graph is made
-    for each set of things that train: one before a thaw and one after it. A size that equals 1, or
-    that equals another of the first batch, is taken for a constant of its graph, and costs one
-    more the first time that it differs.
+    for each set of things that train: one before a thaw and one after it. The longest history that
+    the ranker takes has a graph of its own. A size that equals 1, or that equals another of the
+    first batch, is taken for a constant of its graph, and costs one more the first time that it
+    differs.
 
     Args:
         ranker: The network.
