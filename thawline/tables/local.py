@@ -122,9 +122,11 @@ class LocalTable:
         """See `IdTable.lookup`.
 
         Raises:
-            TrainingError: A row outside the table; the message names it.
+            TrainingError: A row outside the table; the message names it. On CUDA a check would make
+                the host wait for the lookup before it can launch a backward to hide it, so there
+                it is made under `torch.autograd.detect_anomaly()` alone (see `gather`).
         """
-        if rows.is_cuda:  # A read outside would end the process's use of the GPU.
+        if rows.is_cuda and torch.is_anomaly_enabled():
             self._require_inside(rows)
         try:
             read = self.read(rows)
