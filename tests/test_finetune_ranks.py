@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -97,13 +99,24 @@ def torchrun(config, dataset, table, out, tmp_path, *overrides):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", "0", "-m", "thawline", "finetune", "--config", str(path)]
+    command += ["--standalone", "-m", "thawline", "finetune", "--config", str(path)]
     command += ["--dataset", str(dataset.root), "--table", str(table), "--model", str(out)]
     command += [part for each in overrides for part in ("--set", each)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=250, env=environment, check=False
-    )
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=250)
+        finally:
+            with suppress(ProcessLookupError):  # All of them have ended, as they should.
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @pytest.mark.slow
