@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,8 @@ class Clock:
         """Starts at nothing."""
         self._cuda = torch.device(device).type == "cuda"
         self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        """Of phases that the device may not have finished."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -32,6 +34,7 @@ class Clock:
                 yield
                 end.record()
                 self._events.append((name, start, end))
+                self._add_finished()
                 return
             started = time.perf_counter()
             yield
@@ -41,7 +44,11 @@ class Clock:
         """The seconds of each phase since the last call; waits for the device."""
         if self._events:
             torch.cuda.synchronize()
-        for name, start, end in self._events:
-            self._seconds[name] += start.elapsed_time(end) / 1e3
-        taken, self._seconds, self._events = self._seconds, dict.fromkeys(PHASES, 0.0), []
+        self._add_finished()
+        taken, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
         return taken
+
+    def _add_finished(self) -> None:
+        while self._events and self._events[0][2].query():
+            name, start, end = self._events.popleft()
+            self._seconds[name] += start.elapsed_time(end) / 1e3
