@@ -1,6 +1,7 @@
 """Datasets that follow one another: built days are taken over, late events told, kills survived."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -477,6 +478,25 @@ def test_a_killed_build_of_other_inputs_is_not_gone_on_with(tmp_path):
         build_dataset(config_for(log), folder)
     whole, _ = built(config_for(log), tmp_path / "whole")
     assert contents(tmp_path / "dataset") == contents(whole.root)
+
+
+def test_a_full_disk_is_named_and_what_is_finished_stays(tmp_path):
+    log, out = write_days(tmp_path / "log", range(7)), tmp_path / "dataset"
+
+    def step(text):
+        if text == "writing the requests of 2026-03-06":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        pytest.raises(DataError, match="no space is left on its disk"),
+        resumable_folder(out) as folder,
+    ):
+        build_dataset(config_for(log), folder, step)
+    assert not out.exists()
+    steps = []
+    with resumable_folder(out) as folder:
+        build_dataset(config_for(log), folder, steps.append)
+    assert days_built(steps) == ["2026-03-06", "2026-03-07"]
 
 
 def test_a_swap_that_was_killed_half_way_is_undone_or_cleaned_up(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from thawline.errors import BusyError, ThawlineError
+from thawline.errors import BusyError, DataError, ThawlineError
 
 
 @contextmanager
@@ -34,11 +35,12 @@ def whole_folder(out: str | Path) -> Iterator[Path]:
 def resumable_folder(out: str | Path) -> Iterator[Path]:
     """Gives a temporary sibling of `out` that takes its place when the block succeeds.
 
-    After one of our own errors it is removed; where the process was killed it stays, and the next
-    block for the same `out` gets it as it was.
+    After one of our own errors it is removed; where the process was killed or the disk is full it
+    stays, and the next block for the same `out` gets it as it was.
 
     Raises:
         BusyError: Another process is in such a block for the same `out`.
+        DataError: The disk is full.
     """
     out = Path(out).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +57,13 @@ def resumable_folder(out: str | Path) -> Iterator[Path]:
         except ThawlineError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DataError(
+                f"{out} cannot be written: no space is left on its disk",
+                f"free some and run it again: what is finished lies in {temporary}",
+            ) from error
         _replace(out, temporary)
 
 
