@@ -94,10 +94,16 @@ def test_a_trivial_scorer_may_know_something_about_impressions() -> None:
 
 
 def test_a_model_that_a_trivial_scorer_beats_is_called_out() -> None:
-    found = trivial("next", tree(0.65, scorers={"item_age": 0.3}), sampled=False)
-    assert texts(found) == [
-        "On next, item_age (0.3000) tells positives from negatives better than the model (0.6500)."
+    one = trivial("next", tree(0.65, scorers={"item_age": 0.3}), sampled=False)
+    two = trivial(
+        "next", tree(0.55, scorers={"item_age": 0.4, "as_of_popularity": 0.6}), sampled=False
+    )
+
+    assert texts(one) == [
+        "On next, item_age (0.3000) tells positives from negatives better than the model (0.6500): "
+        "farther from 0.5, whichever way."
     ]
+    assert "item_age (0.4000) and as_of_popularity (0.6000) tell positives" in two[0].text
 
 
 def test_the_summary_sets_the_auc_beside_the_oracle() -> None:

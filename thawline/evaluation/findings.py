@@ -185,8 +185,9 @@ def trivial(holdout: str, tree: Tree, sampled: bool) -> list[Finding]:
             Finding(
                 "warning",
                 holdout,
-                f"On {holdout}, {_and(rivals)} tells positives from negatives better than the "
-                f"model ({model:.4f}).",
+                f"On {holdout}, {_and(rivals)} {'tells' if len(rivals) == 1 else 'tell'} positives "
+                f"from negatives better than the model ({model:.4f}): farther from 0.5, whichever "
+                "way.",
             )
         )
     return found
