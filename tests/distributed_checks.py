@@ -59,6 +59,7 @@ def together(ranks, counts, *, recipe="freeze-until-last", epochs=2, **more):
     )
     padding = padding_batch(actions=2, context=2, id_columns={"user": USER})
     own = ListReader(make_batches(ranks.rank, counts[ranks.rank]))
+    own.num_requests = sum(map(len, own.batches))
     return Trainer(
         make_ranker(tables={"user": USER}),
         {name: TrainedTable(table) for name, table in sharded.sharded.items()},

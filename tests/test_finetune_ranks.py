@@ -131,6 +131,7 @@ def test_two_processes_of_torchrun_train_one_model(config, dataset, table, tmp_p
         json.loads((tmp_path / name / "epochs.json").read_text()) for name in ("model", "local")
     )
     assert [epoch["steps"] for epoch in epochs] == [-(-epoch["steps"] // 2) for epoch in expected]
+    assert [epoch["requests"] for epoch in epochs] == [epoch["requests"] for epoch in expected]
     assert epochs[0]["drift"]["item"]["head"] == 0 < epochs[1]["drift"]["item"]["head"]
     model = Bundle.load(tmp_path / "model")
     assert all(torch.isfinite(rows).all() for rows in model.weights.values())

@@ -147,7 +147,7 @@ def run(
         ids = ModelIds.of(data, config.tables.others)
         for summary in trainer.epochs():
             trained = Bundle(meta, ranker, _weights(tables, content), data.catalog, ids)
-            facts = asdict(summary) | {"drift": {}, "metrics": {}}
+            facts = asdict(summary) | {"requests": reader.num_requests, "drift": {}, "metrics": {}}
             if tracked is not None:
                 facts["metrics"] = _holdout_metrics(config, data, trained)
                 facts["drift"] = {

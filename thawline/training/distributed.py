@@ -61,9 +61,11 @@ class Ranks:
 
     def most(self, count: int) -> int:
         """The largest of the processes' counts; collective."""
-        value = torch.tensor(count, device=self.device)
-        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.dense)
-        return int(value)
+        return self._reduce(count, dist.ReduceOp.MAX)
+
+    def total(self, count: int) -> int:
+        """The sum of the processes' counts; collective."""
+        return self._reduce(count, dist.ReduceOp.SUM)
 
     def share(self, module: nn.Module) -> None:
         """Gives every process the first one's parameters; collective."""
@@ -74,6 +76,11 @@ class Ranks:
     def wait(self) -> None:
         """Returns when every process has come here; collective."""
         self.most(0)
+
+    def _reduce(self, count: int, how: dist.ReduceOp.RedOpType) -> int:
+        value = torch.tensor(count, device=self.device)
+        dist.all_reduce(value, how, group=self.dense)
+        return int(value)
 
 
 @contextmanager
@@ -171,6 +178,8 @@ class EvenReader:
         self.padding = padding
         self.num_batches = ranks.most(reader.num_batches)
         """Batches of an epoch, in every process."""
+        self.num_requests = ranks.total(reader.num_requests)
+        """Requests of an epoch, of all processes, without padding."""
 
     def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
         """See `RequestReader.epoch`."""
