@@ -144,3 +144,17 @@ def test_a_content_tower_without_content_is_refused_before_training(
     with pytest.raises(DataError, match="built without content vectors"):
         finetune.run(config, tiny_dataset.root, tmp_path, tmp_path / "m")
     assert not (tmp_path / "m").exists()
+
+
+def test_a_run_in_bfloat16_that_computes_activations_again_trains_and_leaves_traces(
+    config, dataset, table, tmp_path
+):
+    text = json.dumps(config.model_dump(mode="json"))
+    options = ["finetune.autocast=bfloat16", "model.checkpoint_activations=true"]
+    changed = parse_config(text, options)
+
+    epochs = finetune.run(changed, dataset.root, table, tmp_path / "m", profile=tmp_path / "traces")
+
+    assert epochs[1]["losses"]["total"] < epochs[0]["losses"]["total"]
+    traces = sorted(file.name for file in (tmp_path / "traces").iterdir())
+    assert traces == ["epoch-1.json", "epoch-2.json"]
