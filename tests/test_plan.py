@@ -5,13 +5,14 @@ import doctest
 import numpy as np
 import pytest
 import torch
+from conftest import TINY_FEED, built
 from tensors import make_batch, make_ranker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from thawline import cli
-from thawline.config import IdTableSettings, Model
+from thawline.config import Config, IdTableSettings, Model
 from thawline.errors import ConfigError
 from thawline.model.cost import Shape, ranker_cost
 from thawline.tables import make_optimizer
@@ -203,6 +204,18 @@ def test_the_command_says_what_does_not_fit_and_what_it_does_not_know():
         printed("--interconnect", "ether")
     with pytest.raises(ConfigError, match="no optimizer 'adamw'"):
         printed("--optimizer", "adamw")
+
+
+def test_the_command_reads_items_counts_and_requests_of_a_dataset(tmp_path):
+    config = Config.model_validate({**TINY_FEED, "workdir": str(tmp_path)})
+    dataset = built(config, tmp_path / "feed")
+
+    out = printed("--dataset", dataset.root, "--gpus", 2)
+
+    assert f"{dataset.manifest.num_items:,} rows x 64 over 2 h100" in out
+    assert "unknown" not in out
+    with pytest.raises(ConfigError, match="brings its own rows"):
+        printed("--dataset", dataset.root, "--rows", 10)
 
 
 @pytest.mark.slow
