@@ -135,6 +135,15 @@ def test_which_table_overfits_can_be_asked_by_freezing_each_in_turn():
         (["finetune.schedule.item={windows: [[0, 2], [1, 3]]}"], "overlaps"),
         (["finetune.schedule.item={windows: [[2, 4]]}"], "lies outside"),
         (["finetune.schedule.item={recipe: co-train, windows: [[0, 1]]}"], "keep one"),
+        (
+            [
+                "finetune.recipe=co-train",
+                "finetune.schedule.history_action={windows: []}",
+                "finetune.schedule.dense={windows: []}",
+                "model.gradient_paths=[]",
+            ],
+            "nothing trains from epoch 0 to 3",
+        ),
         (["finetune.recipe=re-init", "tables.item.drift_cap=3"], "drop pull and drift_cap"),
     ],
 )

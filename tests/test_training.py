@@ -285,3 +285,15 @@ def test_a_loss_that_is_not_finite_stops_with_step_epoch_and_request_ids():
 def test_no_training_request_is_an_error_before_training():
     with pytest.raises(TrainingError, match="no training request"):
         make_trainer("co-train", batches=0)
+
+
+def test_a_step_in_which_nothing_can_train_stops_with_its_number():
+    by_tier = Plan.by_tier({"head": [TrainingWindow(0, 1)], "tail": [TrainingWindow(1, 2)]})
+    frozen = {name: Plan() for name in make_ranker().components()}
+    every = torch.ones(NUM_ROWS, dtype=torch.bool)
+    table = dataclasses.replace(item_table(), tiers={"head": every, "tail": ~every})
+
+    trainer = make_trainer(epochs=2, plans={"item": by_tier} | frozen, tables={"item": table})
+
+    with pytest.raises(TrainingError, match="nothing trains at step 4"):
+        run(trainer)

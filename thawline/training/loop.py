@@ -336,6 +336,12 @@ class Trainer:
             with self.clock.phase("forward"):
                 losses = self.forward(batch, rows, whole)
             step.look_ahead()
+            if not losses.total.requires_grad:
+                raise TrainingError(
+                    f"nothing trains at step {self.step}: the components that are to train then "
+                    "have no row of an open tier, or no path for a gradient",
+                    "see `thawline recipes`, and let finetune.schedule train another one beside it",
+                )
             with self.clock.phase("backward"):
                 losses.total.backward()
             parts.append(losses)

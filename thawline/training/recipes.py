@@ -179,7 +179,9 @@ def make_schedule(config: Config, context: Sequence[str]) -> Schedule:
                 f"drop pull and drift_cap of tables.{name}, or choose another recipe",
             )
     schedule = Schedule(settings.epochs, plans)
-    schedule.require_training(components)
+    # Without a path for gradients to its rows, the item table stands still.
+    paths = config.model.gradient_paths
+    schedule.require_training(name for name in components if name != "item" or paths)
     return schedule
 
 
