@@ -6,11 +6,11 @@ import pytest
 import torch
 from conftest import TINY_FEED, built
 
-from thawline.config import Config, parse_config
+from thawline.config import Config, Tables, parse_config
 from thawline.data.batches import RequestReader
 from thawline.errors import DataError
 from thawline.model.bundle import Bundle, load_rows, save_table
-from thawline.stages import finetune
+from thawline.stages import evaluate, finetune
 from thawline.training.recipes import RECIPES
 
 TABLES = {
@@ -120,6 +120,22 @@ def test_each_table_and_the_content_reach_the_scores(config, dataset, table, tmp
         weights = {**bundle.weights, name: torch.zeros_like(bundle.weights[name])}
         other = Bundle(bundle.meta, bundle.ranker, weights, bundle.catalog)
         assert not torch.equal(other.score(batch), scores)
+
+
+def test_a_model_is_scored_with_its_own_tables_whatever_the_config_says(
+    config, dataset, table, tmp_path
+):
+    train(config, dataset, table, tmp_path / "m", "finetune.recipe=co-train")
+    fewer = config.tables.others["user"].model_copy(update={"rows": 7})
+
+    figures = []
+    for tables in (config.tables, Tables(), Tables(user=fewer)):
+        changed = config.model_copy(update={"tables": tables})
+        out = tmp_path / f"evaluation-{len(figures)}"
+        metrics = evaluate.run(changed, dataset.root, tmp_path / "m", out).metrics
+        figures.append({holdout: tree["pooled"] for holdout, tree in metrics.items()})
+
+    assert figures[0] == figures[1] == figures[2]
 
 
 def test_the_same_seed_gives_the_same_folder(config, dataset, table, tmp_path):

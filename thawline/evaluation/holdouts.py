@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thawline.config import Config
 from thawline.data.batches import Batch, RequestReader
+from thawline.data.ids import IdTableSpec
 from thawline.data.manifest import Dataset, Split
 from thawline.data.negatives import NegativeSampler
 from thawline.data.trivial import trivial_scores
@@ -30,6 +31,7 @@ def score_holdout(
     score: Callable[[Batch], Tensor],
     *,
     limit: int | None = None,
+    tables: Mapping[str, IdTableSpec] | None = None,
 ) -> Scored | None:
     """Scores a hold-out.
 
@@ -39,6 +41,7 @@ def score_holdout(
         split: `next` or `in_window`.
         score: From a batch to logits `[B, C, A]`.
         limit: At most this many requests, evenly spread; None scores all.
+        tables: The model's ID tables beside `item`; None: the config's.
 
     Returns:
         The scored candidates; None where the hold-out is empty.
@@ -50,7 +53,7 @@ def score_holdout(
         sampler=evaluation_sampler(config, dataset),
         shuffle=False,
         limit=limit,
-        id_columns=config.tables.others,
+        id_columns=config.tables.others if tables is None else tables,
     )
     if reader.num_requests == 0:
         return None
@@ -78,6 +81,7 @@ def all_metrics(
     *,
     limit: int | None = None,
     full: bool = False,
+    tables: Mapping[str, IdTableSpec] | None = None,
 ) -> dict[str, Any]:
     """The metrics tree of each hold-out that has requests, by its name.
 
@@ -87,10 +91,11 @@ def all_metrics(
         score: From a batch to logits `[B, C, A]`.
         limit: At most this many requests a hold-out.
         full: Adds scorers that know only trivial facts, and the curves of the report.
+        tables: The model's ID tables beside `item`; None: the config's.
     """
     trees: dict[str, Any] = {}
     for split in HOLDOUTS:
-        scored = score_holdout(config, dataset, split, score, limit=limit)
+        scored = score_holdout(config, dataset, split, score, limit=limit, tables=tables)
         if scored is None:
             continue
         trivial = (

@@ -60,7 +60,9 @@ def run(
         stage_run(config, "evaluate", parent_run_id) as tracked,
         whole_folder(out) as folder,
     ):
-        metrics = all_metrics(config, data, bundle.score, full=True)
+        # The config may say something else of them than that which the model was trained by.
+        tables = bundle.meta.tables
+        metrics = all_metrics(config, data, bundle.score, full=True, tables=tables)
         passed, reasons = decide(config.gate, metrics, data.manifest.actions)
         epochs = json.loads((Path(model) / "epochs.json").read_text(encoding="utf-8"))
         # Models of earlier versions have none.
