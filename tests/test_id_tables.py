@@ -74,3 +74,9 @@ def test_rows_of_another_width_are_refused(tiny_config, tiny_dataset, table_fold
 
     with pytest.raises(DataError, match=r"has shape \[\d+, 64\]; \[\d+, 32\] is needed"):
         make_tables(config, tiny_dataset, table_folder, "cpu")
+
+
+def test_a_folder_without_item_rows_says_which_one_to_name(tiny_config, tiny_dataset, tmp_path):
+    for folder in (tmp_path / "nowhere", tiny_dataset.root):
+        with pytest.raises(DataError, match=rf"{folder} holds no item rows.*\n.*thawline pretrain"):
+            make_tables(tiny_config, tiny_dataset, folder, "cpu")

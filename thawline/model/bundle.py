@@ -219,6 +219,11 @@ def load_rows(folder: Path, catalog: Catalog, dim: int, *, seed: int) -> Tensor:
     path = folder / "item.safetensors"
     if not path.exists() and (folder / "tables").exists():
         path = folder / "tables" / "item.safetensors"
+    if not path.exists():
+        raise DataError(
+            f"{folder} holds no item rows (no {path.name})",
+            "name a table folder, which `thawline pretrain` makes, or a model folder",
+        )
     if not (folder / "catalog.parquet").exists():
         return load_table(path, catalog.num_rows, dim)
     old = Catalog.read(folder / "catalog.parquet")
