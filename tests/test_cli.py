@@ -113,6 +113,18 @@ def test_an_error_of_the_user_is_printed_without_a_traceback_before_any_work(
     assert not (tmp_path / "runs" / "dataset").exists()
 
 
+@pytest.mark.parametrize("kept", ["manifest.json", "thesis.tex"])
+def test_a_folder_of_something_else_is_not_replaced(invoke, tiny, tmp_path, kept):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / kept).write_text("years of work")
+
+    for place in ("mine", f"mine/{kept}"):
+        code, _, err = invoke("finetune", "-c", tiny, "--model", tmp_path / place)
+        assert code == 2
+        assert "something else than a model" in " ".join(err.split())
+    assert (tmp_path / "mine" / kept).read_text() == "years of work"
+
+
 @pytest.mark.slow
 def test_run_goes_from_nothing_to_a_registered_model_that_scores_and_again_to_the_next_version(
     invoke, tiny, tmp_path

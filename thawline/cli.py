@@ -492,15 +492,29 @@ def _output(settings: Config, given: str | None, name: str) -> Iterator[Path]:
     """The folder that a stage makes; where it is remote, it is put there once it is complete."""
     from thawline.data.storage import is_remote, publish_folder
 
-    if given is not None and is_remote(given):
-        local = Path(settings.workdir) / name
-        yield local
-        if not _leads():
-            return
-        publish_folder(local, given)
-        _say(f"published: {given}")
-    else:
-        yield Path(given or Path(settings.workdir) / name)
+    remote = given if given is not None and is_remote(given) else None
+    local = Path(settings.workdir) / name if remote or not given else Path(given)
+    _require_replaceable(local, name)
+    yield local
+    if remote is not None and _leads():
+        publish_folder(local, remote)
+        _say(f"published: {remote}")
+
+
+def _require_replaceable(out: Path, name: str) -> None:
+    """Sees to it, before any work, that a stage's folder takes the place of its like alone.
+
+    Raises:
+        ConfigError: It would remove something else.
+    """
+    mark = "manifest.json" if name == "dataset" else f"{name}.json"
+    if out.is_dir() and ((out / mark).exists() or not any(out.iterdir())):
+        return
+    if out.exists():
+        raise ConfigError(
+            f"--{name} {out} holds something else than a {name} (no {mark}), which would be lost",
+            "name a folder that is new",
+        )
 
 
 def _leads() -> bool:
