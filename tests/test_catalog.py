@@ -1,6 +1,8 @@
 """The catalog that lives: rows that stay, buckets for rare items, evictions, and tables over it."""
 
+import datetime
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ from datasets import write_dataset
 from logs import DAY, START, built, config_for, days_built, events_of, write, write_days
 
 from thawline.config import Negatives
+from thawline.data.days import Source
 from thawline.data.manifest import FIRST_ROW, UNKNOWN_ROW, Catalog, Dataset, RowFacts
 from thawline.data.negatives import NegativeSampler
 from thawline.errors import ConfigError, DataError
@@ -158,20 +161,25 @@ def test_items_below_the_support_share_buckets_by_their_hash(bucketed):
     assert bucketed.manifest.num_items == len(own)
 
 
-def test_requests_hold_the_buckets_of_rare_items(bucketed):
-    rows = rows_of(bucketed.catalog)
+def require_rows_of_now(dataset, numbers):
+    """Every candidate stands under the row, or the bucket, that its item now has."""
+    rows = rows_of(dataset.catalog)
     shown = {
         (row["request"], row["position"]): rows.get(row["item"], 2 + bucket_of(row["item"], 4))
-        for number in range(3, 7)
+        for number in numbers
         for row in events_of(number)
     }
-    files = bucketed.request_files("train") + bucketed.request_files("next")
+    files = dataset.request_files("train") + dataset.request_files("next")
     count = 0
     for file in files:
         for request in pq.read_table(file, partitioning=None).to_pylist():
             count += 1
             assert request["candidate_row"] == [shown[request["request_id"], p] for p in range(3)]
-    assert count == 160
+    assert count == 40 * len(numbers)
+
+
+def test_requests_hold_the_buckets_of_rare_items(bucketed):
+    require_rows_of_now(bucketed, range(3, 7))
 
 
 def test_an_unknown_item_is_scored_by_its_bucket(bucketed):
@@ -208,8 +216,36 @@ def test_an_item_that_has_become_known_gets_a_row_and_the_others_keep_theirs(tmp
     assert risen
     assert after.keys() - before.keys() == risen
     assert (second.manifest.rows.first_bucket, second.manifest.rows.buckets) == (2, 4)
-    # A built day keeps what it says: there, the item is still in its bucket.
-    assert days_built(steps) == ["2026-03-08"]
+    # Days on which a risen item may stand under its bucket's row are built anew.
+    assert days_built(steps) == [str(day) for day in second.manifest.finetune.days()] + [
+        "2026-03-08"
+    ]
+    require_rows_of_now(second, range(4, 8))
+
+
+def test_days_before_the_first_event_of_a_risen_item_are_taken(tmp_path):
+    log = write_days(tmp_path / "log", range(7))
+    first, _ = built(config_for(log), tmp_path / "first")
+    old = replace(first.catalog, rows=RowFacts(first_bucket=2, buckets=4))
+    source = Dataset(first.root, first.manifest)
+    source.__dict__["catalog"] = old
+    day = datetime.date(2026, 3, 5)
+    start = (day - datetime.date(1970, 1, 1)).days * 86_400_000_000
+
+    def with_new(*first_seen):
+        return replace(
+            old,
+            item_id=pa.concat_arrays([old.item_id, pa.array(first_seen, old.item_id.type)]),
+            first_seen=np.concatenate([old.first_seen, np.array(first_seen, np.int64)]),
+        )
+
+    days = [day - datetime.timedelta(days=1), day]
+    assert [Source.of(source, with_new(start + 5, start + 9)).has(each) for each in days] == [
+        True,
+        False,
+    ]
+    assert all(Source.of(source, old).has(each) for each in days)
+    assert all(Source.of(first, with_new(start + 5)).has(each) for each in days)
 
 
 def test_buckets_come_after_the_rows_of_a_catalog_without_them(tmp_path):

@@ -43,6 +43,26 @@ class Source:
     """A dataset from which days may be taken."""
 
     dataset: Dataset
+    until: int | None = None
+    """Days that end later (µs since 1970) are not taken; None: all are."""
+
+    @classmethod
+    def of(cls, dataset: Dataset, catalog: Catalog) -> Source:
+        """The days of a dataset that say of every item what a new catalog says.
+
+        An item that has risen from a bucket to a row of its own stands under the bucket's row from
+        the day on which it was first seen.
+        """
+        old = dataset.catalog
+        risen = catalog.first_seen[len(old.item_id) :]
+        if not old.rows.buckets or not len(risen):
+            return cls(dataset)
+        return cls(dataset, int(risen.min()))
+
+    def has(self, day: datetime.date) -> bool:
+        """Whether a day may be taken, if it is there."""
+        end = ((day - EPOCH).days + 1) * DAY_US
+        return self.until is None or end <= self.until
 
     def fits(self, catalog: Catalog, context: Mapping[str, list[str]]) -> bool:
         """Whether its rows and codes mean the same in a new catalog and new vocabularies."""
@@ -127,7 +147,9 @@ def plan_days(
         for source in sources:
             built = source.dataset.manifest.days.get(str(day))
             folder = source.dataset.root / "requests" / f"day={day}"
-            if built is None or built.recipe != now.recipe or not _is_whole(folder, built):
+            if built is None or built.recipe != now.recipe or not source.has(day):
+                continue
+            if not _is_whole(folder, built):
                 continue
             in_time = built.own == now.own
             if in_time and built.spill != now.spill:

@@ -279,9 +279,10 @@ class _Build:
 
     def _plan(self, events: ir.Table, spans: Spans, context: dict[str, list[str]]) -> Plan:
         self.on_step("looking for built days")
-        fitting = [Source(dataset) for dataset in self.sources]
-        if fitting:
+        fitting = []
+        if self.sources:
             catalog = Catalog.read(self.root / "catalog.parquet")
+            fitting = [Source.of(dataset, catalog) for dataset in self.sources]
             fitting = [source for source in fitting if source.fits(catalog, context)]
         ends = [span_of(spans.finetune)[1], span_of(spans.test)[1]]
         truth = self.config.events.truth
