@@ -17,7 +17,7 @@ from tensors import (
 from training_reference import ReferenceTable, reference_run
 
 from thawline.data.manifest import TIERS
-from thawline.errors import TrainingError
+from thawline.errors import ConfigError, TrainingError
 from thawline.tables import LocalTable
 from thawline.training.components import TrainedTable
 from thawline.training.loop import Trainer
@@ -285,6 +285,11 @@ def test_a_loss_that_is_not_finite_stops_with_step_epoch_and_request_ids():
 def test_no_training_request_is_an_error_before_training():
     with pytest.raises(TrainingError, match="no training request"):
         make_trainer("co-train", batches=0)
+
+
+def test_a_window_that_holds_no_step_is_refused_before_training():
+    with pytest.raises(ConfigError, match=r"window \[0.05, 0.1\) of `dense` holds no step.*4"):
+        make_trainer(plans={"dense": Plan((TrainingWindow(0.05, 0.1),))})
 
 
 def test_a_step_in_which_nothing_can_train_stops_with_its_number():

@@ -139,6 +139,7 @@ class Trainer:
 
         Raises:
             TrainingError: There is no request to train on.
+            ConfigError: A window of the schedule that holds no step.
         """
         if reader.num_batches == 0:
             raise TrainingError(
@@ -152,6 +153,7 @@ class Trainer:
         self.schedule = schedule
         self.accumulated = accumulated or Accumulated()
         self.steps_per_epoch = -(-reader.num_batches // self.accumulated.per_step)
+        schedule.require_steps(self.steps_per_epoch)
         parts = ranker.components()
         self.network = Network(
             parts,

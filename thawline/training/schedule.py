@@ -153,6 +153,22 @@ class Schedule:
                 )
 
 
+    def require_steps(self, steps_per_epoch: int) -> None:
+        """Checks that every window holds a step.
+
+        Raises:
+            ConfigError: One that rounds to none.
+        """
+        for name, plan in self.plans.items():
+            for window in (*plan.windows, *(w for _, windows in plan.tiers for w in windows)):
+                if not window.steps(steps_per_epoch):
+                    raise ConfigError(
+                        f"window [{window.start:g}, {window.end:g}) of `{name}` holds no step: "
+                        f"an epoch has {steps_per_epoch}",
+                        "widen it, or make batches smaller",
+                    )
+
+
 def _check(name: str, windows: Windows, epochs: int) -> None:
     before = 0.0
     for window in sorted(windows, key=lambda window: window.start):
