@@ -152,7 +152,6 @@ class Schedule:
                     "let a component train there, or run fewer epochs",
                 )
 
-
     def require_steps(self, steps_per_epoch: int) -> None:
         """Checks that every window holds a step.
 
