@@ -15,7 +15,7 @@ run: $(INSTALLED)  ## Simulated feed, all five stages through Kubeflow's local r
 	$(BIN)/thawline run --config $(CONFIG) --runner kubeflow
 
 test: $(INSTALLED)  ## Every test, the slow ones too
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadgroup
 
 lint: $(INSTALLED)  ## Format, lint and types
 	$(BIN)/ruff format --check .
