@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
 
 from thawline.config import Config
 from thawline.data.audit import audited
@@ -72,6 +73,11 @@ def run(
     schedule = make_schedule(config, list(data.manifest.context))
     if ranks.leads:
         audited(config, data).require()
+        Console(stderr=True).print(
+            "finetune: sharded tables are not saved in checkpoints; a killed run starts anew",
+            highlight=False,
+            soft_wrap=True,
+        )
     meta = Meta.of(data, config)
     tables = make_tables(config, data, Path(table), device)
     if settings.cold_rows != "keep":
