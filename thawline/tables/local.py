@@ -202,17 +202,16 @@ class LocalTable:
 
     def _move(self, rows: Tensor, step: Tensor) -> None:
         """Moves distinct rows `[u]`, in ascending order, by `-lr · step`, within the drift cap."""
-        if self.weight.dtype == torch.float32 and self.rules.drift_cap is None:
-            if len(rows) == len(self.weight):
-                self.weight.add_(step, alpha=-self.learning_rate)
-            else:
-                self.weight.index_add_(0, rows, step, alpha=-self.learning_rate)
+        every = len(rows) == len(self.weight)
+        if every and self.weight.dtype == torch.float32 and self.rules.drift_cap is None:
+            self.weight.add_(step, alpha=-self.learning_rate)
             return
+        # Not index_add_, which goes row by row in one thread.
         moved = self.read(rows).add_(step, alpha=-self.learning_rate)
         self.rules.cap(moved, rows)
         if self.weight.dtype == torch.bfloat16:
             moved = round_stochastically(moved, self._generator)
-        self.weight.index_copy_(0, rows, moved)
+        self.weight.index_put_((rows,), moved)
 
     def _spread(self, rows: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every open row, and its gradient: zero where it is not among `rows`."""

@@ -27,7 +27,7 @@ class RowOptimizer(Protocol):
 
         Args:
             rows: Distinct rows in ascending order, `[u]`, int64.
-            grad: Their summed gradients, `[u, d]`, float32.
+            grad: Their summed gradients, `[u, d]`, float32; they may be overwritten.
 
         Returns:
             `[u, d]`.
@@ -113,7 +113,7 @@ class RowWiseAdagrad(_Stateful):
         mean_square = torch.linalg.vector_norm(grad, dim=1).square_().div_(grad.shape[1])
         accumulated = accumulator.index_select(0, rows).add_(mean_square)
         accumulator.index_copy_(0, rows, accumulated)
-        return grad * accumulated.sqrt_().add_(self.eps).reciprocal_()[:, None]
+        return grad.mul_(accumulated.sqrt_().add_(self.eps).reciprocal_()[:, None])
 
 
 class Adagrad(_Stateful):
