@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"pipelines"},
     {"components"},
-    {"thawline.cli"},
+    {"thawline.cli", "thawline.terminal"},
     {"thawline.stages"},
     {"thawline.training", "thawline.evaluation", "thawline.tracking"},
     {"thawline.model", "thawline.tables", "thawline.data", "thawline.theory"},

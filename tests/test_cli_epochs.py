@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from thawline import cli
+from thawline import terminal
 from thawline.config import parse_config
 
 SETTINGS = parse_config("simulate: {}", ["finetune.epochs=2"])
@@ -25,7 +25,7 @@ def entry(epoch, share, drift, holdouts=("next", "in_window")):
 
 def printed(epochs):
     """The lines of the table in a terminal of 80 columns, as lists of words."""
-    table = cli._epoch_table(SETTINGS, epochs)
+    table = terminal.epoch_table(SETTINGS, epochs)
     assert isinstance(table, Table)
     console = Console(file=io.StringIO(), width=80)
     console.print(table)

@@ -151,7 +151,7 @@ def test_sigterm_saves_after_the_present_step_and_ends_with_143(
 
 def test_a_run_that_is_killed_in_an_evaluation_repeats_it(run, unbroken, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "_holdout_metrics", lambda *arguments: terminate())
+        patch.setattr(finetune, "epoch_metrics", lambda *arguments: terminate())
         with pytest.raises(Terminated):
             run("m")
 
@@ -221,7 +221,7 @@ def test_the_best_epoch_is_exported_where_that_is_asked_for(run, unbroken, monke
         return {"next": {"pooled": {"save": {"auc": next(aucs)}}}}
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "_holdout_metrics", scored)
+        patch.setattr(finetune, "epoch_metrics", scored)
         best, _ = run("best", export="best", checkpoint={"every_steps": 1, "keep": 1})
     whole, _ = run("first", epochs=1, recipe="frozen")
 
@@ -237,7 +237,7 @@ def test_the_best_epoch_needs_a_score(run, tmp_path, monkeypatch):
     with pytest.raises(ValidationError, match=r"evaluation\.epoch_requests is 0"):
         configured(tmp_path, export="best", evaluation={"epoch_requests": 0})
     none = {"next": {"pooled": {"save": {"auc": None}}}}
-    monkeypatch.setattr(finetune, "_holdout_metrics", lambda *arguments: none)
+    monkeypatch.setattr(finetune, "epoch_metrics", lambda *arguments: none)
     with pytest.raises(DataError, match="next has no AUC of save"):
         run("m", export="best")
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from thawline import __version__
 from thawline.config import Config, dump_config, load_config, parse_config
 from thawline.errors import ConfigError, ThawlineError
+from thawline.terminal import epoch_table, metrics_table
 
 EMBEDDED_DEFAULT = "simulate: {}\n"
 """What runs where no config file is given: the simulated feed."""
@@ -234,7 +234,7 @@ def finetune(
         return
     context = list(Dataset.open(folders[0]).manifest.context)
     _print_lines(lines(make_schedule(settings, context), ["item", *settings.tables.others]))
-    _console().print(_epoch_table(settings, epochs))
+    _console().print(epoch_table(settings, epochs))
     _say(f"model: {out}")
 
 
@@ -253,7 +253,7 @@ def evaluate(
     folders = _input(settings, dataset, "dataset"), _input(settings, model, "model")
     with _output(settings, evaluation, "evaluation") as out:
         verdict = stage.run(settings, *folders, out)
-    _console().print(_metrics_table(verdict.metrics))
+    _console().print(metrics_table(verdict.metrics))
     _say(f"gate: {'passed' if verdict.passed else 'refused'} ({'; '.join(verdict.reasons)})")
     _say(f"report: {out / 'report.html'}")
 
@@ -547,7 +547,7 @@ def _show_result(settings: Config, result: Any) -> None:
     evaluation = json.loads((result.evaluation / "evaluation.json").read_text(encoding="utf-8"))
     model = evaluation["model"]
     console = _console()
-    console.print(_metrics_table(evaluation["metrics"]))
+    console.print(metrics_table(evaluation["metrics"]))
     lines = {
         "recipe": f"{model['recipe']}, {model['epochs']} epochs",
         "gate": ("passed: " if result.passed else "refused: ") + "; ".join(result.reasons),
@@ -562,52 +562,3 @@ def _show_result(settings: Config, result: Any) -> None:
     lines["runs"] = f"mlflow ui --backend-store-uri {tracking_uri(settings)}"
     for name, text in lines.items():
         _say(f"{name:8}{text}")
-
-
-PIECES = ("pooled", "head", "torso", "tail", "cold")
-
-
-def _auc_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in texts:
-        table.add_column(heading, no_wrap=True)
-    for heading in figures:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def _aucs(tree: dict[str, Any], action: str) -> list[str]:
-    slices = [tree["pooled"], *(tree["tiers"].get(piece, {}) for piece in PIECES[1:])]
-    return [_percent(piece.get(action, {}).get("auc")) for piece in slices]
-
-
-def _metrics_table(metrics: dict[str, Any]) -> Table:
-    table = _auc_table("AUC by hold-out and tier", ("hold-out", "action"), (*PIECES, "oracle"))
-    for holdout, tree in metrics.items():
-        for action in tree["pooled"]:
-            oracle = (tree["oracle"] or {}).get(action, {}).get("auc")
-            table.add_row(holdout, action, *_aucs(tree, action), _percent(oracle))
-    return table
-
-
-def _epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
-    title = f"{settings.finetune.recipe}: AUC after each epoch"
-    drifts = [epoch.get("drift", {}).get("item", {}) for epoch in epochs]
-    if any(value for drift in drifts for value in drift.values()):
-        title += ", drift of item rows (% of first norm)"
-    table = _auc_table(title, ("epoch", "table", "hold-out", "action"), ("loss", *PIECES))
-    for epoch, drift in zip(epochs, drifts, strict=True):
-        number, share = str(epoch["epoch"] + 1), f"{epoch['trained']['item']:.0%}"
-        loss = f"{epoch['losses']['total']:.4f}"
-        for name, metrics in ((number, epoch["metrics"]), ("repair", epoch.get("repaired", {}))):
-            for holdout, tree in metrics.items():
-                for action in tree["pooled"]:
-                    table.add_row(name, share, holdout, action, loss, *_aucs(tree, action))
-            if name == number and any(drift.values()):
-                moved = [_percent(drift.get(piece), digits=1) for piece in PIECES[1:]]
-                table.add_row(name, share, "drift", "", loss, "", *moved)
-    return table
-
-
-def _percent(value: float | None, *, digits: int = 2) -> str:
-    return "\N{EN DASH}" if value is None else f"{100 * value:.{digits}f}"

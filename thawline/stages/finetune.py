@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from thawline.config import Config
 from thawline.data.audit import audited
 from thawline.data.batches import RequestReader
-from thawline.data.content import read_content
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
-from thawline.evaluation.holdouts import all_metrics
 from thawline.folders import whole_folder
 from thawline.model.bundle import Bundle, Meta, save_bundle
 from thawline.model.ids import ModelIds
 from thawline.progress import progress_bar
-from thawline.stages.id_tables import RunTable, make_tables
+from thawline.stages.finetune_parts import (
+    accumulated_of,
+    content_table,
+    epoch_metrics,
+    logged,
+    table_weights,
+    trainer_options,
+)
+from thawline.stages.id_tables import make_tables
 from thawline.stages.machine import prepare_machine
 from thawline.stages.resume import Termination, best_epoch, resume, run_checkpoints
-from thawline.tables import LocalTable
-from thawline.tables.optimizers import Sgd
 from thawline.tracking.runs import stage_run
 from thawline.training.cross_fit import CrossFitTrainer
 from thawline.training.distributed import joined, require_one_table_copy
-from thawline.training.forward import make_forward
-from thawline.training.loop import Accumulated, EpochSummary, Trainer
+from thawline.training.loop import EpochSummary, Trainer
 from thawline.training.profile import profiled
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
@@ -108,9 +110,9 @@ def run(
         )
         torch.manual_seed(config.seed)
         ranker = meta.make_ranker().to(device)
-        content = _content(data, device) if meta.content_dim else None
+        content = content_table(data, device) if meta.content_dim else None
         ids = ModelIds.of(data, config.tables.others)
-        trained = Bundle(meta, ranker, _weights(tables, content), data.catalog, ids)
+        trained = Bundle(meta, ranker, table_weights(tables, content), data.catalog, ids)
         sampler = (
             None
             if data.manifest.impressions
@@ -128,11 +130,7 @@ def run(
             pin_memory=device == "cuda",
             id_columns=config.tables.others,
         )
-        accumulation = settings.accumulation
-        accumulated = Accumulated(
-            accumulation.micro_batches, accumulation.tables == "fused", accumulation.table_factor
-        )
-        steps = -(-reader.num_batches // accumulated.per_step)
+        steps = -(-reader.num_batches // accumulated_of(config).per_step)
         with (
             progress_bar("finetune", settings.epochs * steps) as show,
             profiled(profile, settings.epochs, steps, device=device) as profile_step,
@@ -147,27 +145,12 @@ def run(
                 {name: own.trained() for name, own in tables.items()},
                 reader,
                 schedule,
-                learning_rate=settings.learning_rate,
-                learning_rates={
-                    name: own.learning_rate
-                    for name, own in settings.schedule.items()
-                    if own.learning_rate is not None
-                },
                 content=content,
-                clip_norm=settings.clip_norm,
-                staleness=settings.staleness,
-                accumulated=accumulated,
-                forward=make_forward(
-                    ranker,
-                    compiled=settings.compile,
-                    bfloat16=settings.autocast == "bfloat16",
-                    device=device,
-                ),
-                device=device,
+                **trainer_options(config, ranker, device),
             )
             epochs = resume(trainer, checkpoints)
             for epoch in epochs:
-                tracked.log_metrics(_logged(epoch), step=epoch["epoch"] + 1)
+                tracked.log_metrics(logged(epoch), step=epoch["epoch"] + 1)
             termination = Termination()
 
             def after_step(step: int, steps: int) -> None:
@@ -183,21 +166,21 @@ def run(
 
             trainer.on_step = after_step
             for summary in _deferring(trainer.epochs(), termination):
-                trained = replace(trained, weights=_weights(tables, content))
-                metrics = _holdout_metrics(config, data, trained)
+                trained = replace(trained, weights=table_weights(tables, content))
+                metrics = epoch_metrics(config, data, trained)
                 drift = {name: own.drift() for name, own in tables.items()}
                 epochs.append(asdict(summary) | {"drift": drift, "metrics": metrics})
-                tracked.log_metrics(_logged(epochs[-1]), step=summary.epoch + 1)
+                tracked.log_metrics(logged(epochs[-1]), step=summary.epoch + 1)
                 best = best_epoch(config, epochs, meta.actions)
         exported = settings.epochs
         if settings.export == "best" and best is not None and best + 1 < exported:
             exported = best + 1
             trainer.load_state_dict(checkpoints.load(exported * trainer.steps_per_epoch).state)
         exported_meta = meta.model_copy(update={"exported_epoch": exported})
-        trained = replace(trained, meta=exported_meta, weights=_weights(tables, content))
+        trained = replace(trained, meta=exported_meta, weights=table_weights(tables, content))
         if settings.cold_rows != "keep":
             tables["item"].repair(trained.weights["item"], settings.cold_rows)
-            repaired = _holdout_metrics(config, data, trained)
+            repaired = epoch_metrics(config, data, trained)
             epochs[exported - 1]["repaired"] = repaired
             tracked.log_metrics({"repaired": repaired}, step=exported)
         save_bundle(folder, trained, data.root / "catalog.parquet")
@@ -208,26 +191,6 @@ def run(
     return epochs
 
 
-def _content(data: Dataset, device: str) -> LocalTable:
-    """The items' content vectors, which never train."""
-    return LocalTable(
-        torch.from_numpy(read_content(data)).to(device), optimizer=Sgd(), trainable=False
-    )
-
-
-def _weights(tables: dict[str, RunTable], content: LocalTable | None) -> dict[str, Tensor]:
-    weights = {name: own.rows() for name, own in tables.items()}
-    return weights | ({"content": content.weight} if content is not None else {})
-
-
-def _holdout_metrics(config: Config, data: Dataset, trained: Bundle) -> dict[str, Any]:
-    limit = config.evaluation.epoch_requests
-    if not limit:
-        return {}
-    trained.ranker.eval()
-    return all_metrics(config, data, trained.score, limit=limit)
-
-
 def _deferring(epochs: Iterator[EpochSummary], termination: Termination) -> Iterator[EpochSummary]:
     """The same epochs; SIGTERM waits while they train, and not while they are evaluated."""
     while True:
@@ -236,15 +199,3 @@ def _deferring(epochs: Iterator[EpochSummary], termination: Termination) -> Iter
         if summary is None:
             return
         yield summary
-
-
-def _logged(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "train": epoch["losses"],
-        "seconds": epoch["seconds"],
-        "waiting_share": epoch["waiting"] / epoch["seconds"],
-        "trained_share": epoch["trained"],
-        "phases": epoch["phases"],
-        "drift": epoch["drift"],
-        **epoch["metrics"],
-    }

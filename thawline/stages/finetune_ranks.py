@@ -26,13 +26,19 @@ from thawline.folders import whole_folder
 from thawline.model.bundle import Bundle, Meta, save_bundle
 from thawline.model.ids import ModelIds
 from thawline.progress import progress_bar
-from thawline.stages.finetune import _content, _holdout_metrics, _weights
+from thawline.stages.finetune_parts import (
+    accumulated_of,
+    content_table,
+    epoch_metrics,
+    logged,
+    table_weights,
+    trainer_options,
+)
 from thawline.stages.id_tables import RunTable, make_tables
 from thawline.stages.machine import share_cores
 from thawline.tracking.runs import Run, stage_run
 from thawline.training.distributed import DenseSums, EvenReader, Ranks, padding_batch
-from thawline.training.forward import make_forward
-from thawline.training.loop import Accumulated, EpochSummary, Trainer
+from thawline.training.loop import Trainer
 from thawline.training.profile import profiled
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
@@ -84,7 +90,7 @@ def run(
         tables["item"].require_warm()
     sharded = shard(config, tables, ranks)
     tables = {name: replace(own, table=sharded.sharded[name]) for name, own in tables.items()}
-    content = _content(data, device) if meta.content_dim else None
+    content = content_table(data, device) if meta.content_dim else None
     torch.manual_seed(config.seed)
     ranker = meta.make_ranker().to(device)
     ranks.share(ranker)
@@ -128,44 +134,29 @@ def run(
             {name: own.trained() for name, own in tables.items()},
             reader,
             schedule,
-            learning_rate=settings.learning_rate,
-            learning_rates={
-                name: own.learning_rate
-                for name, own in settings.schedule.items()
-                if own.learning_rate is not None
-            },
             content=content,
-            clip_norm=settings.clip_norm,
-            staleness=settings.staleness,
-            accumulated=_accumulated(config),
-            forward=make_forward(
-                ranker,
-                compiled=settings.compile,
-                bfloat16=settings.autocast == "bfloat16",
-                device=device,
-            ),
             group=sharded.beside,
             sums=DenseSums(ranks, sharded.settle),
-            device=device,
             on_step=after_step,
+            **trainer_options(config, ranker, device),
         )
         epochs: list[dict[str, Any]] = []
         ids = ModelIds.of(data, config.tables.others)
         for summary in trainer.epochs():
-            trained = Bundle(meta, ranker, _weights(tables, content), data.catalog, ids)
+            trained = Bundle(meta, ranker, table_weights(tables, content), data.catalog, ids)
             facts = asdict(summary) | {"requests": reader.num_requests, "drift": {}, "metrics": {}}
             if tracked is not None:
-                facts["metrics"] = _holdout_metrics(config, data, trained)
+                facts["metrics"] = epoch_metrics(config, data, trained)
                 facts["drift"] = {
                     name: own.drift(trained.weights[name]) for name, own in tables.items()
                 }
-                tracked.log_metrics(_logged(summary, facts), step=summary.epoch + 1)
+                tracked.log_metrics(logged(facts), step=summary.epoch + 1)
             epochs.append(facts)
             ranks.wait()
         if tracked is not None and folder is not None:
             if settings.cold_rows != "keep":
                 tables["item"].repair(trained.weights["item"], settings.cold_rows)
-                epochs[-1]["repaired"] = _holdout_metrics(config, data, trained)
+                epochs[-1]["repaired"] = epoch_metrics(config, data, trained)
                 tracked.log_metrics({"repaired": epochs[-1]["repaired"]}, step=len(epochs))
             save_bundle(folder, trained, data.root / "catalog.parquet")
             described = describe(schedule, trainer.components)
@@ -244,25 +235,8 @@ def make_reader(config: Config, data: Dataset, ranks: Ranks, device: str) -> Req
     )
 
 
-def _accumulated(config: Config) -> Accumulated:
-    own = config.finetune.accumulation
-    return Accumulated(own.micro_batches, own.tables == "fused", own.table_factor)
-
-
 def _steps(config: Config, reader: EvenReader) -> int:
-    return -(-reader.num_batches // _accumulated(config).per_step)
-
-
-def _logged(summary: EpochSummary, facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "train": summary.losses,
-        "seconds": summary.seconds,
-        "waiting_share": summary.waiting / summary.seconds,
-        "trained_share": summary.trained,
-        "phases": summary.phases,
-        "drift": facts["drift"],
-        **facts["metrics"],
-    }
+    return -(-reader.num_batches // accumulated_of(config).per_step)
 
 
 def _tracked(config: Config, ranks: Ranks, parent: str) -> AbstractContextManager[Run | None]:
