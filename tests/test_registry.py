@@ -6,10 +6,12 @@ import textwrap
 
 import numpy as np
 import pytest
+import torch
 from mlflow_helpers import INT_IDS, STRING_IDS, make_config, write_evaluation, write_model
 
 from thawline.data.previous import read_previous
 from thawline.errors import TrackingError
+from thawline.model.bundle import Bundle
 from thawline.stages import register
 from thawline.tracking import registry, runs
 from thawline.tracking.server import connect, tracking_uri
@@ -241,8 +243,33 @@ def test_the_catalog_of_the_champion_is_fetched_without_its_weights(
         assert sorted(file.name for file in folder.iterdir()) == ["catalog.parquet", "model.json"]
         previous = read_previous(folder)
         assert previous.catalog.item_id.to_pylist() == INT_IDS
-    with pytest.raises(TrackingError, match=f"fetching the catalog of models:/{NAME}/7"):
+    with pytest.raises(TrackingError, match=f"looking for models:/{NAME}/7"):
         registry.fetch_catalog(sqlite_config, f"models:/{NAME}/7", tmp_path)
+
+
+def test_a_registered_model_is_fetched_whole_with_its_tags(sqlite_config, folders, tmp_path):
+    uri = f"models:/{NAME}@champion"
+    assert registry.fetch_model(sqlite_config, uri, tmp_path / "none") is None
+    register.run(sqlite_config, *folders)
+    assert registry.fetch_model(sqlite_config, f"models:/{NAME}@other", tmp_path) is None
+    for number, name in enumerate((uri, f"models:/{NAME}/1")):
+        fetched = registry.fetch_model(sqlite_config, name, tmp_path / str(number))
+        assert (fetched.name, fetched.version) == (NAME, "1")
+        assert fetched.tags["thawline.data_version"] == "data-1"
+        assert fetched.folder.is_relative_to(tmp_path / str(number))
+        again, given = Bundle.load(fetched.folder), Bundle.load(folders[0])
+        assert again.meta == given.meta
+        assert torch.equal(again.weights["item"], given.weights["item"])
+        names = {file.relative_to(fetched.folder) for file in fetched.folder.rglob("*")}
+        assert names == {file.relative_to(folders[0]) for file in folders[0].rglob("*")}
+    with pytest.raises(TrackingError, match=f"looking for models:/{NAME}/7"):
+        registry.fetch_model(sqlite_config, f"models:/{NAME}/7", tmp_path)
+
+
+@pytest.mark.parametrize("uri", ["", "runs/feed/model", f"models:/{NAME}", "models:/a/b@champion"])
+def test_a_uri_of_another_form_is_refused(sqlite_config, tmp_path, uri):
+    with pytest.raises(TrackingError, match=r"models:/<name>@<alias> or models:/<name>/<version>"):
+        registry.fetch_model(sqlite_config, uri, tmp_path)
 
 
 def test_the_registered_model_holds_no_pickle(sqlite_config, folders, tmp_path):

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import mlflow.artifacts
 import mlflow.pyfunc
 import numpy as np
 import pandas as pd
@@ -29,14 +28,24 @@ import thawline
 from thawline.config import Config
 from thawline.errors import TrackingError
 from thawline.model.bundle import Bundle
+from thawline.tracking.fetch import FetchedModel, fetch_catalog, fetch_model
 from thawline.tracking.origin import git_commit
 from thawline.tracking.run import Run
-from thawline.tracking.server import check_names, connect, explained, tracking_uri
+from thawline.tracking.server import check_names, explained
+
+__all__ = [
+    "FetchedModel",
+    "Registration",
+    "fetch_catalog",
+    "fetch_model",
+    "input_example",
+    "read_evaluation",
+    "register",
+    "signature",
+]
 
 PARENT_TAG = "thawline.parent_run_id"
 ALIASED_TAG = "thawline.aliased"
-ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""Error codes for a model or an alias that does not exist."""
 READY_WITHIN_S = 300.0
 SERVED = Path(__file__).with_name("served.py")
 REQUIREMENTS = (
@@ -101,45 +110,6 @@ def register(
             run.client.set_model_version_tag(name, number, ALIASED_TAG, alias)
     run.set_tags({"thawline.model_version": f"{name}/{number}"})
     return Registration(name, number, alias)
-
-
-def fetch_catalog(config: Config, uri: str, folder: Path) -> Path | None:
-    """Fetches `catalog.parquet` and `model.json` of a registered model, not its weights.
-
-    Args:
-        config: Names the server.
-        uri: `models:/<name>@<alias>` or `models:/<name>/<version>`.
-        folder: Where they are put.
-
-    Returns:
-        The folder that holds them; None where no version has the alias yet.
-
-    Raises:
-        TrackingError: A URI of another form, a version that does not exist, one that is no model of
-            ours, the server's refusal.
-    """
-    name, at, alias = uri.removeprefix("models:/").partition("@")
-    if at:
-        with explained(config, f"looking for {uri}"):
-            client = connect(config)
-            try:
-                name = f"{name}/{client.get_model_version_by_alias(name, alias).version}"
-            except MlflowException as error:
-                if error.error_code not in ABSENT:
-                    raise
-                return None
-    server = tracking_uri(config)
-    with explained(config, f"fetching the catalog of {uri}"):
-        number = name.rpartition("/")
-        source = connect(config).get_model_version_download_uri(number[0], number[2])
-        (packed,) = mlflow.artifacts.list_artifacts(f"{source}/artifacts", tracking_uri=server)
-        for file in ("model.json", "catalog.parquet"):
-            mlflow.artifacts.download_artifacts(
-                artifact_uri=f"{source}/artifacts/{Path(packed.path).name}/{file}",
-                dst_path=str(folder),
-                tracking_uri=server,
-            )
-    return folder
 
 
 def read_evaluation(evaluation_dir: str | Path) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""From the registry to a folder: a registered model, or its catalog alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow.artifacts
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from thawline.config import Config
+from thawline.errors import TrackingError
+from thawline.tracking.server import connect, explained, tracking_uri
+
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""Error codes for a model or an alias that does not exist."""
+
+
+@dataclass(frozen=True)
+class FetchedModel:
+    """A registered model on the local disk."""
+
+    folder: Path
+    """A model folder, as `Bundle.load` takes it."""
+    name: str
+    version: str
+    tags: dict[str, str]
+    """The version's tags."""
+
+
+def fetch_model(config: Config, uri: str, folder: Path) -> FetchedModel | None:
+    """Fetches the whole model folder of a registered model.
+
+    Args:
+        config: Names the server.
+        uri: `models:/<name>@<alias>` or `models:/<name>/<version>`.
+        folder: Under which it is put.
+
+    Returns:
+        The model; None where no version has the alias, or there is no such model yet.
+
+    Raises:
+        TrackingError: A URI of another form, a version that does not exist, one that is no model of
+            ours, the server's refusal.
+    """
+    version = find_version(config, uri)
+    if version is None:
+        return None
+    with explained(config, f"fetching {uri}"):
+        (fetched,) = _download(config, version, [""], folder)
+    return FetchedModel(fetched, version.name, str(version.version), dict(version.tags))
+
+
+def fetch_catalog(config: Config, uri: str, folder: Path) -> Path | None:
+    """Fetches `catalog.parquet` and `model.json` of a registered model, not its weights.
+
+    Args:
+        config: Names the server.
+        uri: `models:/<name>@<alias>` or `models:/<name>/<version>`.
+        folder: Where they are put.
+
+    Returns:
+        The folder that holds them; None where no version has the alias, or there is no such model
+        yet.
+
+    Raises:
+        TrackingError: A URI of another form, a version that does not exist, one that is no model of
+            ours, the server's refusal.
+    """
+    version = find_version(config, uri)
+    if version is None:
+        return None
+    with explained(config, f"fetching the catalog of {uri}"):
+        _download(config, version, ["/model.json", "/catalog.parquet"], folder)
+    return folder
+
+
+def find_version(config: Config, uri: str) -> ModelVersion | None:
+    """The version that a `models:/` URI names; None where no version has the alias.
+
+    Raises:
+        TrackingError: A URI of another form, a version that does not exist, the server's refusal.
+    """
+    match = MODEL_URI.fullmatch(uri)
+    if match is None:
+        raise TrackingError(
+            f"{uri!r} names no registered model",
+            "write models:/<name>@<alias> or models:/<name>/<version>",
+        )
+    client = connect(config)
+    with explained(config, f"looking for {uri}"):
+        if match["version"]:
+            return client.get_model_version(match["name"], match["version"])
+        try:
+            found = client.get_model_version_by_alias(match["name"], match["alias"])
+        except MlflowException as error:
+            if error.error_code not in ABSENT:
+                raise
+            return None
+        # The one found by its alias may come without tags.
+        return client.get_model_version(found.name, found.version)
+
+
+def _download(config: Config, version: ModelVersion, files: list[str], folder: Path) -> list[Path]:
+    server = tracking_uri(config)
+    source = connect(config).get_model_version_download_uri(version.name, version.version)
+    (packed,) = mlflow.artifacts.list_artifacts(f"{source}/artifacts", tracking_uri=server)
+    root = f"{source}/artifacts/{Path(packed.path).name}"
+    return [
+        Path(
+            mlflow.artifacts.download_artifacts(
+                artifact_uri=f"{root}{file}", dst_path=str(folder), tracking_uri=server
+            )
+        )
+        for file in files
+    ]
