@@ -6,7 +6,15 @@ said in its `description`, which `thawline config --schema` prints.
 
 from thawline.config.events import Action, Columns, Events, Items, Simulate
 from thawline.config.presets import PRESETS
-from thawline.config.running import Audit, Evaluation, FindingName, Gate, Runtime, Tracking
+from thawline.config.running import (
+    Audit,
+    Evaluation,
+    FindingName,
+    Gate,
+    GateRule,
+    Runtime,
+    Tracking,
+)
 from thawline.config.text import dump_config, load_config, parse_config
 from thawline.config.training import (
     GRADIENT_PATHS,
@@ -41,6 +49,7 @@ __all__ = [
     "FindingName",
     "Finetune",
     "Gate",
+    "GateRule",
     "GradientPath",
     "IdTableSettings",
     "ItemTable",
