@@ -12,7 +12,7 @@ LAYERS = [
     {"components"},
     {"thawline.cli", "thawline.terminal"},
     {"thawline.stages"},
-    {"thawline.training", "thawline.evaluation", "thawline.tracking"},
+    {"thawline.training", "thawline.evaluation", "thawline.tracking", "thawline.study"},
     {"thawline.model", "thawline.tables", "thawline.data", "thawline.theory"},
     {"thawline.config", "thawline.errors", "thawline.folders", "thawline.progress"},
 ]

@@ -1,0 +1,1 @@
+"""Recipes against each other over several seeds: what their runs say together."""
