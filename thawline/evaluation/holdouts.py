@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from thawline.data.negatives import NegativeSampler
 from thawline.data.trivial import trivial_scores
 from thawline.evaluation.metrics import holdout_curves, holdout_metrics
 from thawline.evaluation.scored import Scored, concat, from_batch
+from thawline.evaluation.users import read_user_ids
 from thawline.progress import progress_bar
 
 HOLDOUTS: tuple[Split, ...] = ("next", "in_window")
@@ -32,6 +34,7 @@ def score_holdout(
     *,
     limit: int | None = None,
     tables: Mapping[str, IdTableSpec] | None = None,
+    users: bool = False,
 ) -> Scored | None:
     """Scores a hold-out.
 
@@ -42,6 +45,7 @@ def score_holdout(
         score: From a batch to logits `[B, C, A]`.
         limit: At most this many requests, evenly spread; None scores all.
         tables: The model's ID tables beside `item`; None: the config's.
+        users: Whether to read who asked (`Scored.user_id`).
 
     Returns:
         The scored candidates; None where the hold-out is empty.
@@ -62,7 +66,10 @@ def score_holdout(
         for done, batch in enumerate(reader.epoch(0), start=1):
             parts.append(from_batch(dataset.manifest.actions, batch, score(batch)))
             show(done)
-    return concat(parts)
+    scored = concat(parts)
+    if users:
+        scored = replace(scored, user_id=read_user_ids(dataset, split, scored.request_id))
+    return scored
 
 
 def evaluation_sampler(config: Config, dataset: Dataset) -> NegativeSampler | None:

@@ -1,6 +1,7 @@
 """Scored requests: what a model said about the candidates, flat, beside what the users did.
 
-Padding of batches ends here: metrics see valid candidates only.
+Padding of batches ends here: metrics see valid candidates only. Who asked is read where the
+requests are (`users`), since batches do not carry it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from thawline.errors import DataError
 
@@ -25,6 +27,14 @@ class ScorableBatch(Protocol):
     @property
     def timestamp(self) -> Any:
         """[B]: microseconds since 1970 UTC."""
+
+    @property
+    def history_row(self) -> Any:
+        """[B, L]: 0 at padding."""
+
+    @property
+    def context(self) -> Any:
+        """[B, X]: codes of the context columns."""
 
     @property
     def candidate_row(self) -> Any:
@@ -63,6 +73,14 @@ class Scored:
     """float32 [K, A]."""
     oracle: np.ndarray | None
     """float32 [K, A]: true probabilities of a simulated log; NaN where one is not known."""
+    history_length: np.ndarray | None = None
+    """int64 [R]: items of the history before the request."""
+    context: np.ndarray | None = None
+    """int64 [R, X]: codes in the order of the dataset's context columns; 0 is missing or unseen."""
+    user_id: pa.Array | None = None
+    """[R]: who asked, int64 or string as in the log; None: not known."""
+    weight: np.ndarray | None = None
+    """float64 [R]: how much each request counts, at least 0; None: all alike."""
 
     @property
     def num_requests(self) -> int:
@@ -78,6 +96,28 @@ class Scored:
     def request_index(self) -> np.ndarray:
         """int64 [K]: which request (0 to R - 1) owns each candidate."""
         return np.repeat(np.arange(self.num_requests), np.diff(self.offsets))
+
+    @cached_property
+    def user(self) -> np.ndarray | None:
+        """int64 [R]: the users numbered from 0 in order of their first request."""
+        if self.user_id is None:
+            return None
+        return self.user_id.dictionary_encode().indices.to_numpy().astype(np.int64)
+
+    @property
+    def num_users(self) -> int | None:
+        """How many users asked; None where they are not known."""
+        return None if self.user is None else int(self.user.max(initial=-1)) + 1
+
+    @property
+    def day(self) -> np.ndarray:
+        """datetime64[D] [R]: UTC day of each request."""
+        return self.timestamp.astype("datetime64[us]").astype("datetime64[D]")
+
+    @property
+    def candidate_weight(self) -> np.ndarray | None:
+        """float64 [K]: the request's weight at each candidate."""
+        return None if self.weight is None else self.weight[self.request_index]
 
     @property
     def candidate_timestamp(self) -> np.ndarray:
@@ -119,6 +159,8 @@ def from_batch(actions: Sequence[str], batch: ScorableBatch, logits: Any) -> Sco
         labels=_array(batch.labels)[mask].astype(np.int8),
         logits=_array(logits, as_float=True)[mask].astype(np.float32),
         oracle=None if oracle is None else _array(oracle)[mask].astype(np.float32),
+        history_length=(_array(batch.history_row) != 0).sum(axis=1),
+        context=_array(batch.context).astype(np.int64),
     )
 
 
@@ -139,6 +181,11 @@ def concat(parts: Sequence[Scored]) -> Scored:
             )
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
     oracles = [part.oracle for part in parts if part.oracle is not None]
+
+    def joined(name: str) -> np.ndarray | None:
+        known = [getattr(part, name) for part in parts if part.num_requests]
+        return np.concatenate(known) if known and all(v is not None for v in known) else None
+
     return Scored(
         actions=first.actions,
         request_id=np.concatenate([part.request_id for part in parts]),
@@ -148,6 +195,9 @@ def concat(parts: Sequence[Scored]) -> Scored:
         labels=np.concatenate([part.labels for part in parts]),
         logits=np.concatenate([part.logits for part in parts]),
         oracle=np.concatenate(oracles) if oracles else None,
+        history_length=joined("history_length"),
+        context=joined("context"),
+        weight=joined("weight"),
     )
 
 

@@ -92,4 +92,6 @@ def run(
 
 
 def _figures(tree: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in tree.items() if key != "curves" and value is not None}
+    """What MLflow gets of a metrics tree: slices, intervals and curves are in the artifact."""
+    unlogged = ("slices", "intervals", "curves")
+    return {key: value for key, value in tree.items() if key not in unlogged and value is not None}
