@@ -161,7 +161,18 @@ class Tracking(Section):
     )
     experiment: str = "thawline"
     model_name: str = Field("thawline-ranker", description="Name in the model registry.")
-    alias: str = Field("champion", description="Alias given to a version that passed the gate.")
+    alias: str = Field("champion", description="Alias of the version in use.")
+    promote: Literal["auto", "manual"] = Field(
+        "auto",
+        description="What becomes of a version that passed the gate. auto: it gets the alias at "
+        "once. manual: it is `challenger` until `thawline promote`.",
+    )
+    log_vectors: bool = Field(
+        True, description="Log the ID tables as Parquet beside the model, for retrieval."
+    )
+    max_upload_gb: Positive = Field(
+        20.0, description="Most that is uploaded of one model, its tables as Parquet included."
+    )
 
 
 class Runtime(Section):
