@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from thawline.data.batches import Batch, RequestReader, padded_width
 from thawline.data.ids import IdTableSpec
 from thawline.data.shards import Shard
-from thawline.errors import ConfigError
+from thawline.errors import ConfigError, TrainingError
 from thawline.model.ranker import Counts, Losses
 
 TIMEOUT = timedelta(hours=1)
@@ -76,6 +76,27 @@ class Ranks:
     def wait(self) -> None:
         """Returns when every process has come here; collective."""
         self.most(0)
+
+    def first(self, value: int) -> int:
+        """The first process's value; collective."""
+        return self.total(value if self.leads else 0)
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """A block without collectives that succeeds in every process or in none; collective.
+
+        Raises:
+            TrainingError: The block failed in another process; where it failed, its own error.
+        """
+        try:
+            yield
+        except Exception:
+            self.most(1)
+            raise
+        if self.most(0):
+            raise TrainingError(
+                "another process of the job failed", "see what that process says above or below"
+            )
 
     def _reduce(self, count: int, how: dist.ReduceOp.RedOpType) -> int:
         value = torch.tensor(count, device=self.device)
@@ -134,14 +155,23 @@ class DenseSums:
         """
         self.ranks = ranks
         self._settle = settle
+        self.asked_to_stop: Callable[[], bool] = lambda: False
+        """Whether this process is to stop; `losses` tells the others."""
+        self.stopping = False
+        """Whether any process was to stop when the losses were last summed: the same in all."""
 
     def counts(self, counts: Counts) -> Counts:
         """What the objectives of all processes' batches are means over."""
         return Counts(*self._sum(torch.stack(_values(counts))).unbind())
 
     def losses(self, losses: Losses) -> Losses:
-        """The losses of all processes' batches, without a graph."""
-        return Losses(*self._sum(torch.stack([own.detach() for own in _values(losses)])).unbind())
+        """The losses of all processes' batches, without a graph; brings `stopping` up to date."""
+        values = torch.stack([own.detach() for own in _values(losses)])
+        # A sum of its own for one flag would cost every step a round trip.
+        flag = values.new_full((1,), float(self.asked_to_stop()))
+        *summed, stopping = self._sum(torch.cat([values, flag])).unbind()
+        self.stopping = bool(stopping > 0)
+        return Losses(*summed)
 
     def gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replaces gradients by their sums; one that no process has stays None."""
