@@ -170,7 +170,8 @@ class LocalTable:
         )
         self.weight.copy_(weight)
         self.learning_rate = float(state["learning_rate"])
-        self._generator.set_state(state["generator"].cpu())
+        if "generator" in state:  # A sharded table rounds nothing.
+            self._generator.set_state(state["generator"].cpu())
         if state["open"].dim():
             self._open_rows(self._as_mask(state["open"]))
         else:

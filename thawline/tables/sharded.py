@@ -182,35 +182,44 @@ class ShardedTable:
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
-        """See `IdTable.state_dict`: of this process's rows, but for `open`, bool `[N]`."""
+        """See `IdTable.state_dict`: of this process's rows, but for `open`, bool `[N]`.
+
+        Names are those of `LocalTable`, which can go on from the rows of all processes.
+        """
         return {
             "weight": self.local,
             "start": torch.tensor(self.own.start),
             "open": self._open,
             "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
-            **{f"optimizer.{index}": state for index, state in enumerate(self._states)},
+            # None of the optimizers keeps more.
+            **{"optimizer.accumulator": state for state in self._states},
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See `IdTable.load_state_dict`.
+        """See `IdTable.load_state_dict`; of a `LocalTable`, these rows of its state will do.
 
         Raises:
-            DataError: The state of another table or optimizer, or of another number of processes.
+            DataError: The state of another table or optimizer, or of other rows.
         """
         own, given = (
-            {name: list(each.shape) for name, each in states.items()}
+            {
+                name: list(each.shape)
+                for name, each in states.items()
+                if name == "weight" or name.startswith("optimizer.")
+            }
             for states in (self.state_dict(), state)
         )
         if own != given or int(state["start"]) != self.own.start:
             raise DataError(
                 f"a saved part {given} of a table does not fit this process's {own}",
-                "go on with the table, the optimizer and the number of processes that it was "
-                "saved from",
+                "go on with the table and the optimizer that it was saved from",
             )
         self.local.copy_(state["weight"])
-        for index, each in enumerate(self._states):
-            each.copy_(state[f"optimizer.{index}"])
-        self._open.copy_(state["open"])
+        for each in self._states:
+            each.copy_(state["optimizer.accumulator"])
+        # Of a local table it may be one value for all rows.
+        self._open.copy_(state["open"].expand_as(self._open))
+        self._open[list(self.padding_rows)] = False
         self._trainable = bool(self._open.any())
         self.learning_rate = float(state["learning_rate"])
 
