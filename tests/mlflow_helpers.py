@@ -17,6 +17,9 @@ INT_IDS = [700, 5, -3, 900_000_000_000, 42, 8]
 STRING_IDS = ["N9", "n9", "", "héron", "N10", "x" * 300]
 
 
+TIER_AUCS = {"head": 0.75, "torso": None, "cold": 0.5}
+
+
 def make_config(workdir: Path, **tracking: str) -> Config:
     overrides = [f"workdir={workdir}", "events.path=log.parquet"]
     overrides += [f"tracking.{key}={json.dumps(value)}" for key, value in tracking.items()]
@@ -78,12 +81,14 @@ def write_model(folder: Path, ids: list, *, broken: bool = False, tables=None) -
 
 def write_evaluation(folder: Path, *, passed: bool = True) -> Path:
     folder.mkdir(parents=True)
-    pooled = {"save": {"auc": 0.7123456789}, "click": {"auc": 0.6}}
+    saves = {"auc": 0.7123456789, "log_loss": 0.25, "calibration": 1.01}
+    pooled = {"save": saves, "click": {"auc": 0.6}}
+    tiers = {tier: {"save": {"auc": auc}} for tier, auc in TIER_AUCS.items()}
     tree = {
         "passed": passed,
-        "reasons": [] if passed else ["save AUC 0.41 is under gate.min_auc 0.5"],
+        "reasons": [f"save AUC {'0.712 is over' if passed else '0.41 is under'} gate.min_auc 0.5"],
         "metrics": {
-            "next": {"requests": 3, "pooled": pooled},
+            "next": {"requests": 3, "pooled": pooled, "tiers": tiers},
             "in_window": {"requests": 0, "pooled": {"save": {"auc": None}, "click": {"auc": None}}},
         },
     }

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from thawline.data.previous import read_previous
 from thawline.errors import TrackingError
 from thawline.model.bundle import Bundle
 from thawline.stages import register
-from thawline.tracking import registry, runs
+from thawline.tracking import packing, registry, runs
 from thawline.tracking.server import connect, tracking_uri
 
 pytest_plugins = ["mlflow_fixtures"]
@@ -41,7 +42,9 @@ def champion(config):
 
 def test_a_version_carries_its_origin_and_the_alias(sqlite_config, folders, monkeypatch):
     monkeypatch.setenv("THAWLINE_GIT_COMMIT", "abc123")
-    parent = runs.start_parent(sqlite_config, "retrain")
+    parent = runs.start_parent(sqlite_config, "retrain", {"thawline.pipeline_run_id": "workflow-7"})
+    with runs.stage_run(sqlite_config, "finetune", parent) as finetuned:
+        pass
     registration = register.run(sqlite_config, *folders, parent_run_id=parent)
     assert registration == registry.Registration(NAME, "1", "champion")
     assert json.loads((folders[2] / "registration.json").read_text()) == {
@@ -58,7 +61,16 @@ def test_a_version_carries_its_origin_and_the_alias(sqlite_config, folders, monk
         "thawline.recipe": "freeze-until-last",
         "thawline.version": "0.1.0",
         "thawline.git_commit": "abc123",
+        "thawline.gate": "passed",
+        "thawline.gate.reasons": "save AUC 0.712 is over gate.min_auc 0.5",
         "thawline.auc.save.next": "0.712346",
+        "thawline.log_loss.save.next": "0.250000",
+        "thawline.calibration.save.next": "1.010000",
+        "thawline.auc.save.next.head": "0.750000",
+        "thawline.auc.save.next.cold": "0.500000",
+        "thawline.pipeline_run_id": "workflow-7",
+        "thawline.run.finetune": finetuned.run_id,
+        "thawline.promoted_at": version.tags["thawline.promoted_at"],
         "thawline.aliased": "champion",
     }
     run = connect(sqlite_config).get_run(version.run_id)
@@ -261,7 +273,8 @@ def test_a_registered_model_is_fetched_whole_with_its_tags(sqlite_config, folder
         assert again.meta == given.meta
         assert torch.equal(again.weights["item"], given.weights["item"])
         names = {file.relative_to(fetched.folder) for file in fetched.folder.rglob("*")}
-        assert names == {file.relative_to(folders[0]) for file in folders[0].rglob("*")}
+        given = {file.relative_to(folders[0]) for file in folders[0].rglob("*")}
+        assert names == given | {Path("registered.json")}
     with pytest.raises(TrackingError, match=f"looking for models:/{NAME}/7"):
         registry.fetch_model(sqlite_config, f"models:/{NAME}/7", tmp_path)
 
@@ -287,7 +300,7 @@ def test_the_registered_model_holds_no_pickle(sqlite_config, folders, tmp_path):
 def test_the_signature_fixes_no_length_and_needs_two_columns_only(tmp_path):
     for ids, kind in ((INT_IDS, "long"), (STRING_IDS, "string")):
         bundle = write_model(tmp_path / kind, ids)
-        signature = registry.signature(bundle)
+        signature = packing.signature(bundle)
         assert {column.name: column.required for column in signature.inputs} == {
             "history": True,
             "candidates": True,

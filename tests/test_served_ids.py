@@ -21,7 +21,7 @@ from thawline.errors import DataError
 from thawline.model.bundle import Bundle, save_table
 from thawline.model.ids import ModelIds
 from thawline.stages import finetune, windows
-from thawline.tracking import registry
+from thawline.tracking import packing
 from thawline.tracking.served import ServedRanker
 
 NOBODY = 10**12
@@ -255,18 +255,18 @@ def test_a_file_that_is_missing_or_does_not_fit_is_named(copied, damage, message
 
 def test_id_columns_are_optional_inputs_of_the_registered_model(trained):
     bundle = Bundle.load(trained[1])
-    required = {column.name: column.required for column in registry.signature(bundle).inputs}
+    required = {column.name: column.required for column in packing.signature(bundle).inputs}
     assert required["user_id"] is False
     assert "author_id" not in required
-    assert registry.input_example(bundle)["user_id"].tolist() == ["1", "2"]
-    json.dumps(registry.signature(bundle).to_dict())
+    assert packing.input_example(bundle)["user_id"].tolist() == ["1", "2"]
+    json.dumps(packing.signature(bundle).to_dict())
 
 
 def test_a_column_may_be_both_context_and_an_id(tmp_path):
     table = IdTableSettings(column="device", rows=9, dim=2)
     bundle = write_model(tmp_path / "model", INT_IDS, tables={"device": table})
-    names = [column.name for column in registry.signature(bundle).inputs]
+    names = [column.name for column in packing.signature(bundle).inputs]
     assert names.count("device") == 1
-    assert registry.input_example(bundle)["device"].tolist() == ["phone", "phone"]
-    scores = served(tmp_path / "model").predict(None, registry.input_example(bundle))
+    assert packing.input_example(bundle)["device"].tolist() == ["phone", "phone"]
+    scores = served(tmp_path / "model").predict(None, packing.input_example(bundle))
     assert np.isfinite(scores["save"][0]).all()

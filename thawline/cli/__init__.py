@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from thawline import __version__
-from thawline.cli import figures, stages
+from thawline.cli import figures, registry, stages
 from thawline.cli.common import escape
 from thawline.errors import ThawlineError
 
@@ -36,6 +36,13 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "finetune": stages.finetune,
         "evaluate": stages.evaluate,
         "register": stages.register,
+    },
+    "Models": {
+        "versions": registry.versions,
+        "promote": registry.promote,
+        "rollback": registry.rollback,
+        "fetch": registry.fetch,
+        "table": registry.table,
     },
     "Config and figures": {
         "config": figures.show_config,

@@ -1,63 +1,38 @@
-"""The model registry: from a model folder to a version with tags and an alias."""
+"""The model registry: from a model folder to a version with tags and aliases, and back."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import mlflow.pyfunc
-import numpy as np
-import pandas as pd
-import pyarrow as pa
-from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, ModelSignature
-from mlflow.types import ColSpec, DataType, Schema, TensorSpec
-from mlflow.types.schema import AnyType, Array
 
-import thawline
 from thawline.config import Config
 from thawline.errors import TrackingError
 from thawline.model.bundle import Bundle
-from thawline.tracking.fetch import FetchedModel, fetch_catalog, fetch_model
-from thawline.tracking.origin import git_commit
+from thawline.model.vectors import vector_bytes, write_vectors
+from thawline.tracking.fetch import ABSENT, VECTORS, FetchedModel, fetch_catalog, fetch_model
+from thawline.tracking.lineage import PARENT_TAG, read_evaluation, version_tags
+from thawline.tracking.packing import pack, upload
+from thawline.tracking.promotion import give_alias
 from thawline.tracking.run import Run
-from thawline.tracking.server import check_names, explained
+from thawline.tracking.server import CHALLENGER, check_names, explained
 
 __all__ = [
     "FetchedModel",
     "Registration",
     "fetch_catalog",
     "fetch_model",
-    "input_example",
     "read_evaluation",
     "register",
-    "signature",
 ]
 
-PARENT_TAG = "thawline.parent_run_id"
 ALIASED_TAG = "thawline.aliased"
 READY_WITHIN_S = 300.0
-SERVED = Path(__file__).with_name("served.py")
-REQUIREMENTS = (
-    "mlflow",
-    "numpy",
-    "pandas",
-    "pyarrow",
-    "pydantic",
-    "pyyaml",
-    "safetensors",
-    "torch",
-)
 
 
 @dataclass(frozen=True)
@@ -67,6 +42,7 @@ class Registration:
     name: str
     version: str
     alias: str
+    """`tracking.alias`, or `challenger` where a person promotes."""
 
     @property
     def uri(self) -> str:
@@ -81,203 +57,110 @@ class Registration:
 def register(
     config: Config, model_dir: str | Path, evaluation_dir: str | Path, run: Run
 ) -> Registration:
-    """Registers a model folder as a new version of `tracking.model_name` and gives it the alias.
+    """Registers a model folder as a new version of `tracking.model_name` and gives it its aliases.
 
     The packed model is loaded and asked for scores here before the registry hears of it. Called
-    again for the same pipeline run, it gives the version that exists; it finishes what an earlier
-    call left undone, but does not move the alias again.
+    again for the same pipeline run, even at the same time, it gives the version that exists; it
+    finishes what an earlier call left undone, but does not move an alias again.
 
     Args:
-        config: Names the model and the alias.
+        config: Names the model and the aliases.
         model_dir: A model folder.
         evaluation_dir: An evaluation folder of that model.
         run: The open run of the stage, whose model it becomes.
 
     Raises:
         DataError: A damaged model folder.
-        TrackingError: A name that cannot be used, a model that does not score when loaded, a
-            version that does not become ready, the server's refusal.
+        TrackingError: A name that cannot be used, a model that is too large or does not score when
+            loaded, a version that does not become ready, the server's refusal.
     """
     check_names(config)
-    version = _registered(config, run)
-    if version is None:
-        version = _new_version(config, Path(model_dir), Path(evaluation_dir), run)
+    if not _versions(config, run):
+        _new_version(config, Path(model_dir), Path(evaluation_dir), run)
+    version = _only_version(config, run)
     _await_ready(config, run, version)
     number, name, alias = str(version.version), version.name, config.tracking.alias
+    if config.tracking.promote == "manual":
+        alias = CHALLENGER
     if version.tags.get(ALIASED_TAG) != alias:
-        with explained(config, f"giving {name} version {number} the alias {alias}"):
-            run.client.set_registered_model_alias(name, alias, number)
+        with explained(config, f"giving {name} version {number} the alias {CHALLENGER}"):
+            run.client.set_registered_model_alias(name, CHALLENGER, number)
+        if alias != CHALLENGER:
+            give_alias(config, run.client, version)
+        with explained(config, f"tagging {name} version {number}"):
             run.client.set_model_version_tag(name, number, ALIASED_TAG, alias)
     run.set_tags({"thawline.model_version": f"{name}/{number}"})
     return Registration(name, number, alias)
 
 
-def read_evaluation(evaluation_dir: str | Path) -> dict[str, Any]:
-    """Reads `evaluation.json`.
-
-    Raises:
-        TrackingError: A missing or damaged file.
-    """
-    path = Path(evaluation_dir) / "evaluation.json"
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(tree["passed"], bool) or not isinstance(tree["metrics"], dict):
-            raise TypeError("`passed` or `metrics` is of the wrong kind")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrackingError(
-            f"{path} cannot be read: {error}", "evaluate the model again: `thawline evaluate`"
-        ) from error
-    return tree
-
-
-def signature(bundle: Bundle) -> ModelSignature:
-    """Names and types of the columns; lists may have any length, optional columns may miss."""
-    whole = pa.types.is_integer(bundle.catalog.item_id.type)
-    ids = Array(DataType.long if whole else DataType.string)
-    optional: dict[str, Array | AnyType] = {
-        "history_action": Array(DataType.long),
-        "history_age": Array(DataType.double),
-        **{name: AnyType() for name in [*bundle.meta.context, *_id_columns(bundle)]},
-    }
-    inputs: list[ColSpec | TensorSpec] = [ColSpec(ids, "history"), ColSpec(ids, "candidates")]
-    inputs += [ColSpec(kind, name, required=False) for name, kind in optional.items()]
-    return ModelSignature(
-        inputs=Schema(inputs),
-        outputs=Schema([ColSpec(Array(DataType.double), name) for name in bundle.meta.actions]),
-    )
-
-
-def input_example(bundle: Bundle) -> pd.DataFrame:
-    """Two requests with different lengths, of ids that the catalog holds."""
-    ids = bundle.catalog.item_id.drop_null().slice(0, 5).to_pylist()
-    actions, ages = [1, 1, 1], [48.0, 5.5, 0.25]
-    example: dict[str, Any] = {
-        "history": [ids[:3], ids[:1]],
-        "candidates": [ids[-2:], ids],
-        "history_action": [actions[: len(ids)], actions[:1]],
-        "history_age": [ages[: len(ids)], ages[:1]],
-    }
-    for name, vocabulary in bundle.meta.context.items():
-        example[name] = [vocabulary[0], vocabulary[-1]] if vocabulary else ["", ""]
-    example |= {name: ["1", "2"] for name in _id_columns(bundle) if name not in example}
-    return pd.DataFrame(example)
-
-
-def _id_columns(bundle: Bundle) -> list[str]:
-    """The columns of requests from which further ID tables are read."""
-    return [table.column for table in bundle.meta.tables.values() if table.of == "request"]
-
-
-def _registered(config: Config, run: Run) -> ModelVersion | None:
+def _versions(config: Config, run: Run) -> list[ModelVersion]:
+    """The versions of this pipeline run, the oldest first."""
     name = config.tracking.model_name
     filters = f"name = '{name}' and tags.`{PARENT_TAG}` = '{run.pipeline_run_id}'"
     with explained(config, f"looking for versions of {name}"):
         found = list(run.client.search_model_versions(filters))
-        usable = [version for version in found if version.status != "FAILED_REGISTRATION"]
-        return min(usable, key=lambda version: int(version.version)) if usable else None
+    usable = [version for version in found if version.status != "FAILED_REGISTRATION"]
+    return sorted(usable, key=lambda version: int(version.version))
 
 
-def _new_version(config: Config, model_dir: Path, evaluation_dir: Path, run: Run) -> ModelVersion:
+def _only_version(config: Config, run: Run) -> ModelVersion:
+    """The oldest version of this pipeline run; others, registered at the same time, are deleted."""
+    first, *others = _versions(config, run)
+    for other in others:
+        with explained(config, f"deleting {other.name} version {other.version}"):
+            try:
+                run.client.delete_model_version(other.name, str(other.version))
+                run.client.delete_logged_model(other.model_id)
+            except MlflowException as error:
+                # Who registered it deletes it too.
+                if error.error_code not in ABSENT:
+                    raise
+    return first
+
+
+def _new_version(config: Config, model_dir: Path, evaluation_dir: Path, run: Run) -> None:
     bundle = Bundle.load(model_dir)
     evaluation = read_evaluation(evaluation_dir)
+    _require_size(config, model_dir, bundle)
     name = config.tracking.model_name
     with tempfile.TemporaryDirectory(prefix="thawline-") as temporary:
-        packed = Path(temporary) / "model"
-        with explained(config, "packing the model"):
-            _pack(packed, model_dir, bundle)
-        _check_packed(packed, bundle)
-        logged = _upload(config, packed, run)
+        packed, vectors = Path(temporary) / "model", Path(temporary) / VECTORS
+        pack(config, packed, model_dir, bundle)
+        logged = upload(config, packed, run)
+        if config.tracking.log_vectors:
+            vectors.mkdir()
+            write_vectors(bundle, vectors)
+            run.log_artifact(vectors)
+    tags = version_tags(config, bundle.meta, evaluation, run)
     with explained(config, f"registering a version of {name}"):
         try:
             run.client.create_registered_model(name)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        return run.client.create_model_version(
+        run.client.create_model_version(
             name,
             # MLflow would look a models:/ URI up with its process-wide tracking URI.
             source=logged.artifact_location,
             run_id=run.run_id,
-            tags=_version_tags(bundle, evaluation, run),
+            tags=tags,
             model_id=logged.model_id,
             await_creation_for=0,
         )
 
 
-def _pack(packed: Path, model_dir: Path, bundle: Bundle) -> None:
-    mlflow.pyfunc.save_model(
-        packed,
-        python_model=str(SERVED),
-        artifacts={"model": str(model_dir.absolute())},
-        # The model then loads where Thawline is not installed, and with the code that made it.
-        code_paths=[str(Path(thawline.__file__).parent)],
-        signature=signature(bundle),
-        input_example=input_example(bundle),
-        pip_requirements=[
-            # A local part as in 2.13.0+cpu is in no registry.
-            f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
-            for package in REQUIREMENTS
-        ],
-        metadata={"actions": bundle.meta.actions, "data_version": bundle.meta.data_version},
-    )
-
-
-def _check_packed(packed: Path, bundle: Bundle) -> None:
-    example = input_example(bundle)
-    try:
-        with _same_import_path():
-            scores = mlflow.pyfunc.load_model(str(packed)).predict(example)
-    except Exception as error:
+def _require_size(config: Config, model_dir: Path, bundle: Bundle) -> None:
+    """Sees to it, before anything is packed, that the server will take what is uploaded."""
+    tracking = config.tracking
+    model = sum(file.stat().st_size for file in model_dir.rglob("*") if file.is_file())
+    vectors = vector_bytes(bundle) if tracking.log_vectors else 0
+    if model + vectors > tracking.max_upload_gb * 1e9:
         raise TrackingError(
-            f"the packed model does not load and score: {error}",
-            "fine-tune again with this Thawline; nothing was registered",
-        ) from error
-    for action in bundle.meta.actions:
-        for row, candidates in enumerate(example["candidates"]):
-            values = np.asarray(scores[action][row], float)
-            if len(values) != len(candidates) or not np.isfinite(values).all():
-                raise TrackingError(
-                    f"the packed model scores {action} of its example as {values.tolist()}",
-                    "the model has diverged: fine-tune with lower learning rates; nothing was "
-                    "registered",
-                )
-
-
-def _upload(config: Config, packed: Path, run: Run) -> LoggedModel:
-    with explained(config, "uploading the model"):
-        experiment = run.client.get_run(run.run_id).info.experiment_id
-        logged = run.client.create_logged_model(experiment, name="ranker", source_run_id=run.run_id)
-        try:
-            described = Model.load(str(packed))
-            described.artifact_path = logged.artifact_location
-            described.model_id = logged.model_id
-            described.run_id = run.run_id
-            described.save(str(packed / "MLmodel"))
-            run.client.log_model_artifacts(logged.model_id, str(packed))
-            run.client.log_outputs(run.run_id, [LoggedModelOutput(logged.model_id, step=0)])
-        except BaseException:
-            run.client.finalize_logged_model(logged.model_id, "FAILED")
-            raise
-        run.client.finalize_logged_model(logged.model_id, "READY")
-    return logged
-
-
-def _version_tags(bundle: Bundle, evaluation: dict[str, Any], run: Run) -> dict[str, str]:
-    primary = bundle.meta.actions[0]
-    tags = {
-        PARENT_TAG: run.pipeline_run_id,
-        "thawline.data_version": bundle.meta.data_version,
-        "thawline.recipe": bundle.meta.recipe,
-        "thawline.version": bundle.meta.thawline_version,
-    }
-    commit = git_commit()
-    if commit:
-        tags["thawline.git_commit"] = commit
-    for holdout, metrics in evaluation["metrics"].items():
-        auc = metrics.get("pooled", {}).get(primary, {}).get("auc")
-        if auc is not None:
-            tags[f"thawline.auc.{primary}.{holdout}"] = f"{auc:.6f}"
-    return tags
+            f"{model_dir} has {model / 1e9:.3g} GB and its ID tables as Parquet {vectors / 1e9:.3g}"
+            f" GB; tracking.max_upload_gb allows {tracking.max_upload_gb:g}",
+            "raise tracking.max_upload_gb to what the artifact store and a proxy before it take, "
+            "or leave the tables out: tracking.log_vectors=false",
+        )
 
 
 def _await_ready(config: Config, run: Run, version: ModelVersion) -> None:
@@ -292,13 +175,3 @@ def _await_ready(config: Config, run: Run, version: ModelVersion) -> None:
                 )
             time.sleep(0.5)
             version = run.client.get_model_version(name, number)
-
-
-@contextmanager
-def _same_import_path() -> Iterator[None]:
-    # MLflow leaves the packed model's code folder on the path, which is about to be removed.
-    before = list(sys.path)
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -27,6 +27,8 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 ALIAS = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RESERVED_ALIAS = re.compile(r"latest|v\d+", re.IGNORECASE)
+CHALLENGER = "challenger"
+"""Alias of the newest version that passed the gate."""
 
 
 def tracking_uri(config: Config) -> str:
@@ -136,6 +138,11 @@ def check_names(config: Config) -> None:
         why += "" if why.endswith("it") else " letters, digits, '_' and '-'"
         raise TrackingError(
             f"tracking.alias {alias!r} cannot be an alias: {why}",
+            "set tracking.alias=champion",
+        )
+    if alias == CHALLENGER:
+        raise TrackingError(
+            f"tracking.alias {alias!r} is the alias of a version that waits to be promoted",
             "set tracking.alias=champion",
         )
 

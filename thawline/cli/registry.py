@@ -1,0 +1,106 @@
+"""Commands around the model registry: which versions there are, which one is in use, fetching."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from thawline.cli.common import ConfigOption, SetOption, console, output_folder, read, say
+
+SourceOption = Annotated[
+    str,
+    typer.Option(
+        "--model", help="`models:/<name>@<alias>`, `models:/<name>/<version>` or a model folder."
+    ),
+]
+
+
+def versions(config: ConfigOption = None, overrides: SetOption = None) -> None:
+    """List the registered versions: aliases, data, recipe and AUC of the primary action."""
+    settings = read(config, overrides)
+    from thawline.tracking.promotion import AUC_TAG, list_versions
+
+    found = list_versions(settings)
+    figures = sorted({key for each in found for key in each.tags if AUC_TAG.fullmatch(key)})
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("version", "aliases", "data", "recipe", "before"):
+        table.add_column(heading)
+    for key in figures:
+        table.add_column(key.removeprefix("thawline.auc."), justify="right")
+    for each in found:
+        table.add_row(
+            str(each.version),
+            ", ".join(each.aliases),
+            each.tags.get("thawline.data_version", "")[:12],
+            each.tags.get("thawline.recipe", ""),
+            each.tags.get("thawline.previous_champion", ""),
+            *(each.tags.get(key, "") for key in figures),
+        )
+    console().print(table)
+
+
+def promote(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=1, help="The version to promote.")
+    ] = None,
+    alias: Annotated[
+        str, typer.Option("--alias", help="The version to promote, by an alias that it has.")
+    ] = "challenger",
+) -> None:
+    """Give a registered version the alias of the one in use (`tracking.alias`)."""
+    settings = read(config, overrides)
+    from thawline.tracking import promotion
+
+    promoted = promotion.promote(settings, str(version or ""), alias)
+    before = f", before: version {promoted.previous}" if promoted.previous else ""
+    already = "" if promoted.moved else " already"
+    say(f"{promoted.name} version {promoted.version} is{already} @{promoted.alias}{before}")
+
+
+def rollback(config: ConfigOption = None, overrides: SetOption = None) -> None:
+    """Give the alias back to the version that had it before."""
+    settings = read(config, overrides)
+    from thawline.tracking import promotion
+
+    back = promotion.rollback(settings)
+    say(f"{back.name} version {back.version} is @{back.alias} again, not version {back.previous}")
+
+
+def fetch(
+    model: SourceOption,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The folder to make, local or remote.")
+    ],
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Fetch a registered model as a model folder."""
+    settings = read(config, overrides)
+    from thawline.stages import fetch as stage
+
+    with output_folder(settings, output, "model") as out:
+        stage.model(settings, model, out)
+    say(f"fetched: {output}")
+
+
+def table(
+    model: SourceOption,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
+    name: Annotated[
+        str, typer.Option("--name", help="`item`, or another table with a vocabulary.")
+    ] = "item",
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write the vectors of a model's ID table as Parquet: item_id, vector."""
+    settings = read(config, overrides)
+    from thawline.stages import fetch as stage
+
+    stage.table(settings, model, name, output)
+    say(f"written: {output}")
