@@ -4,16 +4,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from report_trees import CHAMPION, GATE, figures, holdout
 
-from thawline.evaluation.metrics import holdout_curves, holdout_metrics
 from thawline.evaluation.report import render_report, write_report
-from thawline.evaluation.scored import Scored
 
 HOSTILE = "<script>alert('x')</script>\"'><img src=http://evil.example/x.png>"
-
-DASH = "\N{EN DASH}"
 
 MANIFEST = {
     "data_version": "3f9a1c07b2d4",
@@ -48,24 +44,29 @@ SCHEDULE = {
 }
 
 
-def holdout(seed: int, *, actions: tuple[str, ...] = ("save", "click")) -> dict[str, Any]:
-    """200 requests of 5 candidates on items of three tiers; the tail has none."""
-    generator = np.random.default_rng(seed)
-    shape = (1_000, len(actions))
-    truth = generator.random(shape)
-    found = Scored(
-        actions=list(actions),
-        request_id=np.arange(200),
-        timestamp=np.zeros(200, np.int64),
-        offsets=np.arange(0, 1_001, 5),
-        row=generator.choice([2, 3, 5], 1_000),
-        labels=(generator.random(shape) < truth).astype(np.int8),
-        logits=(3 * truth - 1.5 + generator.normal(size=shape)).astype(np.float32),
-        oracle=truth.astype(np.float32),
-    )
-    trivial = {"item_age": truth[:, 0], "never_trained": np.zeros(1_000)}
-    tree = holdout_metrics(found, np.array([0, 1, 2, 3], np.int8), hit_at=3, trivial=trivial)
-    return tree | {"curves": holdout_curves(found)}
+OLD_FIGURES = ("auc", "log_loss", "hit@3", "positives", "candidates")
+NEW_KEYS = ("users", "slices", "intervals", "retrieval")
+
+
+def light(auc: float) -> dict[str, Any]:
+    """A hold-out as it is scored after an epoch."""
+    tree = holdout(auc)
+    return {key: tree[key] for key in ("requests", "pooled", "tiers", "oracle")} | {
+        "trivial": {},
+        "requests": 2_000,
+    }
+
+
+def old(auc: float) -> dict[str, Any]:
+    """A hold-out as Thawline 0.1 wrote it at first."""
+    tree = {key: value for key, value in holdout(auc).items() if key not in NEW_KEYS}
+
+    def only(heads: dict[str, Any]) -> dict[str, Any]:
+        return {action: {name: m[name] for name in OLD_FIGURES} for action, m in heads.items()}
+
+    tree["pooled"], tree["oracle"] = only(tree["pooled"]), only(tree["oracle"])
+    tree["tiers"] = {tier: only(heads) for tier, heads in tree["tiers"].items()}
+    return tree
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +81,20 @@ def evaluation() -> dict[str, Any]:
                 "item": {"head": 0.125 * number, "torso": 0.0625, "cold": 0.0},
                 "user": {"head": 0.75},
             },
-            "metrics": {"next": holdout(number), "in_window": holdout(number + 10)},
+            "metrics": {"next": light(0.70 + number / 10), "in_window": light(0.70)},
+            "phases": {"forward": 20.0, "backward": 30.0},
         }
         for number in range(2)
     ]
     return {
         "title": "thawline-ranker",
-        "metrics": {"next": holdout(1), "in_window": holdout(2)},
+        "metrics": {"next": holdout(0.75), "in_window": holdout(0.73)},
         "epochs": epochs,
         "schedule": SCHEDULE,
-        "passed": True,
-        "reasons": ["save AUC on next is 0.7123, at least gate.min_auc 0.5"],
+        "passed": False,
+        "reasons": ["save AUC of cold items on next is 0.0500 below the champion's."],
+        "gate": GATE,
+        "champion": CHAMPION,
         "model": {"recipe": "freeze-until-last", "data_version": "3f9a1c07b2d4", "seed": 4},
         "dataset": MANIFEST,
         "facts": {"git_commit": "4db691c"},
@@ -155,22 +159,18 @@ class _Reader(HTMLParser):
 
     @property
     def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
+        text = re.sub(r"\s+", " ", " ".join(self.words))
+        return text.replace("\N{EN DASH}", "-").replace("\N{MINUS SIGN}", "-")
 
 
-def test_the_page_is_one_self_contained_file_under_a_megabyte(
-    evaluation: dict[str, Any], tmp_path: Path
-) -> None:
-    path = tmp_path / "report.html"
-    write_report(path, evaluation)
-    assert path.stat().st_size < 1_000_000
-    text = path.read_text(encoding="utf-8")
-    reader = _Reader(text)
+def test_the_page_is_self_contained_and_under_a_megabyte(page: str) -> None:
+    assert len(page.encode()) < 1_000_000
+    reader = _Reader(page)
     assert reader.addresses
     assert all(address.startswith("#") for address in reader.addresses)
-    assert "http" not in text
-    assert "@import" not in text
-    assert not re.search(r"url\((?!#)", text)
+    assert "http" not in page
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
     assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
     assert not reader.open
 
@@ -187,10 +187,14 @@ def test_the_page_holds_the_figures_of_every_head_tier_and_hold_out(
     text = _Reader(page).text
     for tree in evaluation["metrics"].values():
         for slices in (tree["pooled"], *tree["tiers"].values(), tree["oracle"]):
-            for figures in slices.values():
-                for name in ("auc", "log_loss", "hit@3"):
-                    if figures[name] is not None:
-                        assert f"{figures[name]:.4f}" in text
+            for values in slices.values():
+                for name in figures(0.5):
+                    if values[name] is not None and name not in ("positives", "candidates"):
+                        assert f"{values[name]:.4f}" in text
+        for values in tree["slices"].values():
+            for heads in values.values():
+                if heads["save"]["auc"] is not None:
+                    assert f"{heads['save']['auc']:.4f}" in text
         for value in tree["trivial"].values():
             assert f"{value:.4f}" in text
 
@@ -199,44 +203,93 @@ def test_the_page_says_what_was_made_from_what(page: str) -> None:
     text = _Reader(page).text
     for words in (
         "with the recipe freeze-until-last for 2 epochs on data version 3f9a1c07b2d4",
-        "Passed the gate save AUC on next is 0.7123",
-        "item_age",
+        "item age",
         "flattered",
         "12,345",
         "train 61,234",
         "null item id 17",
         "2026-01-22 to 2026-01-28",
         "4db691c",
-        "1 min 23 s",
+        "evaluate 1 min 23 s",
+        "fine-tuning, 2 epochs 2 min 02 s of which forward 40.0 s of which backward 1 min 00 s",
         "frozen",
         "trains",
-        "HIT@3",
         "total loss head loss",
         "0.6000 0.4321",
-        "catalogue leak error, waived negatives.catalogue_leak is on. To do: drop it.",
-        "tier sizes info Items by tier: head 3.",
+        "error, waived catalogue leak negatives.catalogue_leak is on. To do: drop it.",
+        "info tier sizes Items by tier: head 3.",
         "Shaded: the item table trains.",
+        "Epochs were scored on 2,000 of the 9,000 requests",
         "The item table trains in epoch 2 of 2 only; no example is seen again after its rows were",
         "50% of the examples are seen again after their rows were written.",
-        f"Drift of the item rows epoch head torso tail cold 1 0.0000 0.0625 {DASH} 0.0000 2 0.1250",
+        "Drift of the item rows epoch head torso tail cold 1 0.0000 0.0625 - 0.0000 2 0.1250",
         "Drift of the user rows",
+        "recall@20 0.3125 NDCG@20 0.1875 MRR 0.0625 requests 8,192",
     ):
         assert words in text
 
 
+def test_figures_stand_by_tier_with_their_intervals(page: str) -> None:
+    text = _Reader(page).text
+    assert "pooled head torso tail cold oracle AUC" in text
+    assert (
+        "AUC 0.7500 0.7460-0.7540 0.7800 0.7500-0.8100 0.7300 0.7000-0.7600 "
+        "- 0.6000 0.5700-0.6300 0.9000 AUC within users 0.7400"
+    ) in text
+    # An interval of which an end is undefined is none.
+    assert "MRR 0.1875 0.1950 0.1825 - 0.1500 0.2250" in text
+    assert "positives 400 400 400 0 400 400" in text
+
+
 def test_undefined_figures_are_dashes_with_a_note(page: str) -> None:
     text = _Reader(page).text
-    assert f"tail {DASH} {DASH} {DASH} 0 0" in text
-    assert f"{DASH} is undefined" in text
+    assert "head 0.7800 torso 0.7300 tail - cold 0.6000" in text
+    assert "- is undefined" in text
     assert "None" not in text
     assert not re.search(r"\bnan\b", text, flags=re.I)
 
 
-def test_a_refusal_is_said_with_its_reason(evaluation: dict[str, Any]) -> None:
-    refused = evaluation | {"passed": False, "reasons": ["save AUC on next is undefined"]}
-    assert (
-        "Refused by the gate save AUC on next is undefined" in _Reader(render_report(refused)).text
-    )
+def test_slices_of_an_action_share_a_scale_that_thin_ones_do_not_set(page: str) -> None:
+    text = _Reader(page).text
+    # 0.67 is the least of the slices with 50 positives, 0.77 the greatest; 0.65 has but 12.
+    assert "By surface home 0.7600 search 0.7200 push - 0.67 0.77" in text
+    assert "By history length 0 0.6500 1 to 4 0.7100 5 and more 0.7600 0.67 0.77" in text
+    assert "Hollow: fewer than 50 positives" in text
+
+
+def test_the_gate_is_told_rule_by_rule(page: str) -> None:
+    text = _Reader(page).text
+    for words in (
+        "Refused by the gate 2 passed, 1 failed, 1 undecided of 4 rules",
+        "✕ failed save auc cold not below the champion's by more than 0.01 value -0.0500 "
+        "bound -0.0100 interval -0.0800 to -0.0200 "
+        "save AUC of cold items on next is 0.0500 below the champion's.",
+        "? undecided save calibration within 0.02 bound 0.0200 save calibration on next",
+        "✓ passed no errors in the audit The audit found none.",
+        "1 of the gate's 4 rules failed: save auc cold not below",
+        "1 of the gate's 4 rules could not be decided: save calibration within 0.02.",
+    ):
+        assert words in text
+
+
+def test_the_comparison_with_the_champion_is_told_slice_by_slice(page: str) -> None:
+    text = _Reader(page).text
+    for words in (
+        "Compared with feed-ranker version 3",
+        "its recipe co-train its data version aa51f0c2d3",
+        "next 9,000 requests, 2,000 users save: AUC pooled +0.0100 "
+        "0.7500 against 0.7400, +0.0060 to +0.0140, could show 0.0056",
+        "cold -0.0500 0.6000 against 0.6500, -0.0800 to -0.0200, could show 0.0420 -0.10 +0.04",
+        "save: log loss pooled -0.0200",
+    ):
+        assert words in text
+
+
+def test_a_verdict_without_rules_is_said_with_its_reason() -> None:
+    plain = {"metrics": {"next": light(0.75)}}
+    for passed, words in ((False, "Refused by"), (True, "Passed")):
+        text = _Reader(render_report(plain | {"passed": passed, "reasons": ["as it is"]})).text
+        assert f"{words} the gate as it is" in text
 
 
 def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) -> None:
@@ -246,8 +299,19 @@ def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) 
         "context": {HOSTILE: ["a"]},
         "rejected": {HOSTILE: 3},
     }
-    tree = holdout(3, actions=(HOSTILE,))
+    tree = holdout(actions=(HOSTILE,))
     tree["trivial"] = {HOSTILE: 0.9}
+    tree["slices"] = {HOSTILE: {HOSTILE: {HOSTILE: figures(0.7)}}}
+    tree["retrieval"] = {HOSTILE: 0.5}
+    line = CHAMPION["comparison"]["next"][0] | {"action": HOSTILE, "slice": HOSTILE}
+    champion = {
+        "name": HOSTILE,
+        "version": HOSTILE,
+        "recipe": HOSTILE,
+        "data_version": HOSTILE,
+        "comparison": {HOSTILE: [line]},
+    }
+    rule = dict.fromkeys(("name", "reason", "value", "low", "high", "bound"), HOSTILE)
     told = dict.fromkeys(("name", "severity", "text", "remedy"), HOSTILE)
     hostile_finding = told | {"waived": False}
     hostile = {
@@ -264,6 +328,8 @@ def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) 
         "schedule": {"epochs": 2, "components": {HOSTILE: PLAN}},
         "passed": False,
         "reasons": [HOSTILE],
+        "gate": {"rules": [rule | {"status": "failed", "low": None, "high": None}]},
+        "champion": champion,
         "model": {"recipe": HOSTILE, "model": {HOSTILE: HOSTILE}},
         "dataset": manifest,
         "facts": {HOSTILE: HOSTILE},
@@ -276,14 +342,12 @@ def test_hostile_names_are_text_wherever_they_stand(evaluation: dict[str, Any]) 
     assert "<script>alert('x')</script>" in reader.text
 
 
-def test_metrics_alone_make_a_page(evaluation: dict[str, Any]) -> None:
-    metrics = {
-        name: {key: value for key, value in tree.items() if key != "curves"}
-        for name, tree in evaluation["metrics"].items()
-    }
-    text = _Reader(render_report({"metrics": metrics})).text
-    assert f"{metrics['next']['pooled']['save']['auc']:.4f}" in text
-    assert "Training" not in text
+def test_an_evaluation_of_an_earlier_version_has_a_page() -> None:
+    text = _Reader(render_report({"metrics": {"next": old(0.75)}, "passed": True})).text
+    assert "It was not compared with another model." in text
+    assert "AUC 0.7500 0.7800 0.7300 - 0.6000 0.9000 HIT@3 0.3750" in text
+    for absent in ("Training", "bootstrap", "Retrieval", "by slice", "Compared with", "ECE 0"):
+        assert absent not in text.partition("What the figures mean")[0]
 
 
 def test_a_model_of_which_no_schedule_is_known_has_a_page(evaluation: dict[str, Any]) -> None:
@@ -299,21 +363,32 @@ def test_a_model_of_which_no_schedule_is_known_has_a_page(evaluation: dict[str, 
     assert "frozen" in text
 
 
-def test_the_same_evaluation_gives_the_same_page(evaluation: dict[str, Any], page: str) -> None:
-    assert render_report(evaluation) == page
+def test_the_same_evaluation_is_written_as_the_same_page(
+    evaluation: dict[str, Any], page: str, tmp_path: Path
+) -> None:
+    write_report(tmp_path / "report.html", evaluation)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
 
 
 def test_plots_take_every_colour_from_the_page(page: str) -> None:
     drawings = re.findall(r"<svg.*?</svg>", page, flags=re.S)
-    assert len(drawings) == 2 * (2 + 2) + 2
+    # AUC by epoch and calibration of each action, ROC of the primary one; losses, schedule, days.
+    assert len(drawings) == 2 * (2 + 2 + 1) + 3
     for drawing in drawings:
         assert not re.search(r"#[0-9a-f]{6}\b(?!\w)", re.sub(r'(id|href)="[^"]*"', "", drawing))
         assert "currentColor" in drawing or "var(--" in drawing
 
 
-def test_thirty_epochs_of_seven_actions_take_half_a_megabyte_a_hold_out() -> None:
-    tree = holdout(0, actions=tuple(f"action_{index}" for index in range(7)))
+def test_a_long_run_of_many_actions_and_slices_stays_under_a_megabyte_a_hold_out() -> None:
+    tree = holdout(actions=tuple(f"action_{index}" for index in range(7)))
+    values = {f"value {index}": figures(0.7) for index in range(20)}
+    tree["slices"] |= {
+        f"context.column_{column}": {
+            name: {f"action_{index}": own for index in range(7)} for name, own in values.items()
+        }
+        for column in range(6)
+    }
     epochs = [{"metrics": {"next": tree}, "trained": {"item": 0.5}}] * 30
     page = render_report({"metrics": {"next": tree}, "epochs": epochs})
-    assert len(page.encode()) < 500_000
+    assert len(page.encode()) < 1_000_000
     assert "trains 50%" in page

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from thawline.config import parse_config
-from thawline.evaluation import plots, schedule
+from thawline.evaluation import epoch_plots, schedule
 from thawline.training.recipes import components_of, make_schedule
 from thawline.training.timeline import describe
 
@@ -109,7 +109,7 @@ def drawn(monkeypatch):
     def draw(found):
         kept = {}
         monkeypatch.setattr(
-            plots,
+            epoch_plots,
             "timeline",
             lambda tracks, epochs, label: kept.update({track.name: track for track in tracks}),
         )

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from thawline.config.training import RESERVED_TABLES
-from thawline.evaluation import plots
+from thawline.evaluation import epoch_plots
 from thawline.theory.timing import written_then_replayed
 from thawline.training.schedule import Curve, Plan, TrainingWindow, Windows
 
@@ -23,15 +23,22 @@ POINTS = 120
 
 def timeline(schedule: Tree) -> Markup:
     """When each component trains and how fast, a line for it or for each of its tiers."""
+    return epoch_plots.timeline(
+        tracks(schedule),
+        int(schedule["epochs"]),
+        " ".join(["When each component trains.", *words(schedule)]),
+    )
+
+
+def tracks(schedule: Tree, *, tables_only: bool = False) -> list[epoch_plots.Track]:
+    """The lines of a drawn schedule: of every component, or of the ID tables alone."""
     epochs = int(schedule["epochs"])
-    tracks = [
+    return [
         track
         for name, described in schedule["components"].items()
+        if _is_table(name) or not tables_only
         for track in _tracks(name, _plan(described), epochs)
     ]
-    return plots.timeline(
-        tracks, epochs, " ".join(["When each component trains.", *words(schedule)])
-    )
 
 
 def item_windows(schedule: Tree) -> list[tuple[float, float]]:
@@ -100,12 +107,12 @@ def _windows(spans: Iterable[Sequence[float]]) -> Windows:
     return tuple(TrainingWindow(start, end) for start, end in spans)
 
 
-def _tracks(name: str, plan: Plan, epochs: int) -> list[plots.Track]:
+def _tracks(name: str, plan: Plan, epochs: int) -> list[epoch_plots.Track]:
     renewed = []
     if plan.renewal:
         renewed = [epoch for epoch in range(1, epochs) if plan.trains(epoch, 1)]
     return [
-        plots.Track(
+        epoch_plots.Track(
             f"{name} {tier}".rstrip(),
             tier or ("table" if _is_table(name) else "network"),
             [_rates(window, plan, epochs) for window in windows],
