@@ -135,7 +135,7 @@ def _panels(figure: Figure, tracks: Sequence[Track]) -> tuple[Axes, Axes | None]
     """The place for curves, and that for a schedule beneath it, if there is one."""
     if not tracks:
         return figure.subplots(), None
-    figure.get_layout_engine().set(h_pad=0.01, hspace=0.0)  # type: ignore[union-attr]
+    figure.set_layout_engine("constrained", h_pad=0.01, hspace=0.0)
     heights = (2.4, 0.12 + LINE_INCHES * len(tracks))
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
     return upper, lower

@@ -188,10 +188,11 @@ def _dot(
     tree: Tree, name: str, values: Tree, place: Sequence[str], action: str, kind: str = ""
 ) -> Dot:
     low, high = _interval(tree, place[-1], action, "auc", *place[:-1]) or (None, None)
-    positives, candidates = values.get("positives"), values.get("candidates")
-    counted = positives is not None and candidates is not None
-    hint = f"{positives:,} positives of {candidates:,} candidates" if counted else ""
-    thin = bool(counted and min(positives, candidates - positives) < THIN)
+    hint, thin = "", False
+    if "positives" in values and "candidates" in values:
+        positives, candidates = values["positives"], values["candidates"]
+        hint = f"{positives:,} positives of {candidates:,} candidates"
+        thin = min(positives, candidates - positives) < THIN
     return Dot(name, values.get("auc"), low, high, kind, hint=hint, thin=thin)
 
 
