@@ -224,31 +224,61 @@ def test_finish_has_nothing_to_close_where_the_pipeline_never_started(workdir):
     assert close_runs(config_text(workdir), "FAILED") == ""
 
 
-def test_undefined_figures_never_reach_the_metrics_artifact(tmp_path, monkeypatch):
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch):
+    """The evaluate component on a metrics tree of `next`: its answer and its artifacts."""
+
+    def evaluate_tree(tree):
+        def scored(config, dataset, model, out, *, parent_run_id):
+            Path(out).mkdir()
+            (Path(out) / "report.html").write_text("<p>report", encoding="utf-8")
+            return Verdict(passed=False, reasons=["too low", "too few"], metrics={"next": tree})
+
+        monkeypatch.setattr("thawline.stages.evaluate.run", scored)
+        monkeypatch.setattr("thawline.tracking.pipeline.find_parent", lambda config: "parent")
+        artifacts = {
+            "evaluation": dsl.Artifact(uri=str(tmp_path / "evaluation")),
+            "metrics": dsl.Metrics(uri=str(tmp_path / "metrics")),
+            "classification": dsl.ClassificationMetrics(uri=str(tmp_path / "classification")),
+            "report": dsl.HTML(uri=str(tmp_path / "report")),
+        }
+        folder = SimpleNamespace(path=str(tmp_path))
+        return evaluate.python_func("simulate: {}", folder, folder, **artifacts), artifacts
+
+    return evaluate_tree
+
+
+def test_undefined_figures_never_reach_the_artifacts_of_the_ui(evaluated, tmp_path):
     figures = {"auc": 0.75, "log_loss": float("inf"), "hit@3": None, "positives": 3}
+    curves = {"save": {"roc": None, "oracle_roc": None, "reliability": []}}
     tree = {"requests": 9, "pooled": {"save": figures}, "tiers": {}, "oracle": None, "trivial": {}}
-
-    def scored(config, dataset, model, out, *, parent_run_id):
-        Path(out).mkdir()
-        (Path(out) / "report.html").write_text("<p>report", encoding="utf-8")
-        return Verdict(passed=False, reasons=["too low", "too few"], metrics={"next": tree})
-
-    monkeypatch.setattr("thawline.stages.evaluate.run", scored)
-    monkeypatch.setattr("thawline.tracking.pipeline.find_parent", lambda config: "parent")
-    artifacts = {
-        "evaluation": dsl.Artifact(uri=str(tmp_path / "evaluation")),
-        "metrics": dsl.Metrics(uri=str(tmp_path / "metrics")),
-        "report": dsl.HTML(uri=str(tmp_path / "report")),
-    }
-    folder = SimpleNamespace(path=str(tmp_path))
-    passed = evaluate.python_func("simulate: {}", folder, folder, **artifacts)
+    passed, artifacts = evaluated(tree | {"curves": curves})
     assert passed is False
     assert artifacts["metrics"].metadata == {
         "next/pooled/save/auc": 0.75,
         "next/pooled/save/positives": 3.0,
     }
+    assert artifacts["classification"].metadata == {}
     assert artifacts["evaluation"].metadata == {"passed": False, "reasons": "too low; too few"}
     assert (tmp_path / "report").read_text(encoding="utf-8") == "<p>report"
+
+
+def test_the_ui_gets_the_roc_and_the_counts_where_as_many_are_called_positive_as_are(evaluated):
+    # 10 positives among 50: 4 of them and 4 others are above 0.6, 8 and 12 above 0.2.
+    roc = {"fpr": [0, 0.1, 0.3, 1], "tpr": [0, 0.4, 0.8, 1], "threshold": [1, 0.6, 0.2, 0.1]}
+    figures = {"auc": 0.75, "positives": 10, "candidates": 50}
+    tree = {"requests": 9, "pooled": {"save": figures}, "tiers": {}, "oracle": None, "trivial": {}}
+    _, artifacts = evaluated(tree | {"curves": {"save": {"roc": roc}}})
+    found = artifacts["classification"].metadata
+    assert [list(point.values()) for point in found["confidenceMetrics"]] == [
+        [1, 0, 0],
+        [0.6, 0.4, 0.1],
+        [0.2, 0.8, 0.3],
+        [0.1, 1, 1],
+    ]
+    matrix = found["confusionMatrix"]
+    assert [spec["displayName"] for spec in matrix["annotationSpecs"]] == ["no save", "save"]
+    assert [row["row"] for row in matrix["rows"]] == [[36, 4], [6, 4]]
 
 
 @pytest.mark.slow

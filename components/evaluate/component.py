@@ -12,6 +12,7 @@ def evaluate(
     model: dsl.Input[dsl.Model],
     evaluation: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
+    classification: dsl.Output[dsl.ClassificationMetrics],
     report: dsl.Output[dsl.HTML],
 ) -> bool:
     """Scores the hold-outs, writes the report and decides whether the model may be registered.
@@ -24,6 +25,8 @@ def evaluate(
     Returns:
         evaluation: The evaluation folder: `evaluation.json` and `report.html`.
         metrics: Every defined figure, by hold-out, tier and action.
+        classification: The primary action's ROC curve on the gate's hold-out, and the confusion
+            matrix at the threshold that calls as many candidates positive as are.
         report: The report, for the UI to show.
         Output: Whether the model passed the gate.
     """
@@ -32,6 +35,7 @@ def evaluate(
     from pathlib import Path
 
     from thawline.config import parse_config
+    from thawline.evaluation.classification import classify
     from thawline.evaluation.holdouts import flat_metrics
     from thawline.stages import evaluate as stage
     from thawline.tracking import pipeline
@@ -50,5 +54,9 @@ def evaluate(
         # A figure that is not finite cannot be stored in a Metrics artifact.
         if value is not None and math.isfinite(value):
             metrics.log_metric(name, float(value))
+    found = classify(verdict.metrics[parsed.gate.holdout])
+    if found is not None:
+        classification.log_roc_curve(found.fpr, found.tpr, found.threshold)
+        classification.log_confusion_matrix([f"no {found.action}", found.action], found.confusion)
     shutil.copyfile(Path(evaluation.path) / "report.html", report.path)
     return bool(verdict.passed)
