@@ -32,7 +32,14 @@ class Evaluation(Section):
     epoch_requests: Annotated[int, Field(ge=0)] = Field(
         20_000, description="Requests a hold-out scored after each epoch; 0 scores none."
     )
-    hit_at: Count = 3
+    hit_at: Count = Field(3, description="The k of HIT@k and NDCG@k among a request's candidates.")
+    bootstrap: Annotated[int, Field(ge=0)] = Field(
+        1_000, description="Resamples of the users for 95 % intervals; 0: none."
+    )
+    retrieval_requests: Annotated[int, Field(ge=0)] = Field(
+        2_000, description="Requests a hold-out whose items are ranked among the catalog; 0: none."
+    )
+    retrieval_at: Count = Field(100, description="The k of recall@k over the catalog.")
 
 
 class Audit(Section):

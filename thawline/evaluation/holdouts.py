@@ -15,8 +15,11 @@ from thawline.data.manifest import Dataset, Split
 from thawline.data.negatives import NegativeSampler
 from thawline.data.trivial import trivial_scores
 from thawline.evaluation.metrics import holdout_curves, holdout_metrics
+from thawline.evaluation.retrieval import retrieval_metrics
 from thawline.evaluation.scored import Scored, concat, from_batch
+from thawline.evaluation.slices import slicings
 from thawline.evaluation.users import read_user_ids
+from thawline.model.bundle import Bundle
 from thawline.progress import progress_bar
 
 HOLDOUTS: tuple[Split, ...] = ("next", "in_window")
@@ -89,6 +92,8 @@ def all_metrics(
     limit: int | None = None,
     full: bool = False,
     tables: Mapping[str, IdTableSpec] | None = None,
+    bundle: Bundle | None = None,
+    on_scored: Callable[[Split, Scored], None] = lambda split, scored: None,
 ) -> dict[str, Any]:
     """The metrics tree of each hold-out that has requests, by its name.
 
@@ -97,25 +102,49 @@ def all_metrics(
         dataset: What holds the requests.
         score: From a batch to logits `[B, C, A]`.
         limit: At most this many requests a hold-out.
-        full: Adds scorers that know only trivial facts, and the curves of the report.
+        full: Adds what takes longer or is long to read: figures by user, slices, intervals,
+            scorers that know only trivial facts, and the curves of the report.
         tables: The model's ID tables beside `item`; None: the config's.
+        bundle: The model, for `retrieval` over its catalog, which is the dataset's; None: without.
+        on_scored: Gets each hold-out's scores before they are measured.
     """
     trees: dict[str, Any] = {}
     for split in HOLDOUTS:
-        scored = score_holdout(config, dataset, split, score, limit=limit, tables=tables)
+        scored = score_holdout(
+            config, dataset, split, score, limit=limit, tables=tables, users=full
+        )
         if scored is None:
             continue
-        trivial = (
-            trivial_scores(dataset, scored.row, scored.candidate_timestamp, config.negatives)
-            if full
-            else None
+        on_scored(split, scored)
+        trees[split] = _full(config, dataset, scored) if full else _light(config, dataset, scored)
+        trees[split]["retrieval"] = (
+            None
+            if bundle is None
+            else retrieval_metrics(
+                bundle,
+                dataset,
+                split,
+                requests=config.evaluation.retrieval_requests,
+                k=config.evaluation.retrieval_at,
+            )
         )
-        trees[split] = holdout_metrics(
-            scored, dataset.catalog.tier, hit_at=config.evaluation.hit_at, trivial=trivial
-        )
-        if full:
-            trees[split]["curves"] = holdout_curves(scored)
     return trees
+
+
+def _light(config: Config, dataset: Dataset, scored: Scored) -> dict[str, Any]:
+    return holdout_metrics(scored, dataset.catalog.tier, hit_at=config.evaluation.hit_at)
+
+
+def _full(config: Config, dataset: Dataset, scored: Scored) -> dict[str, Any]:
+    tree = holdout_metrics(
+        scored,
+        dataset.catalog.tier,
+        hit_at=config.evaluation.hit_at,
+        trivial=trivial_scores(dataset, scored.row, scored.candidate_timestamp, config.negatives),
+        slicings=slicings(scored, dataset.manifest.context, dataset.catalog),
+        resamples=config.evaluation.bootstrap,
+    )
+    return tree | {"curves": holdout_curves(scored)}
 
 
 def flat_metrics(trees: Mapping[str, Any]) -> dict[str, float]:

@@ -155,11 +155,14 @@ class Bundle:
     def score(self, batch: Batch) -> Tensor:
         """Logits `[B, C, A]`; what stands at masked candidates means nothing."""
         batch = batch.to(self.weights["item"].device)
-        embeddings = {
+        return self.ranker(batch, self.read(batch))
+
+    def read(self, batch: Batch) -> dict[str, Tensor]:
+        """The rows that the ranker wants for a batch on the model's device, `[n, d]` by table."""
+        return {
             name: self.weights[name].index_select(0, rows).float()
             for name, rows in self.ranker.rows(batch).items()
         }
-        return self.ranker(batch, embeddings)
 
 
 def save_bundle(folder: Path, bundle: Bundle, catalog: Path) -> None:

@@ -179,6 +179,14 @@ class Ranker(nn.Module):
         encoded = self._encode(batch, history)
         return self._score(batch, candidates, encoded, self._side(batch, embeddings))
 
+    def user_vectors(self, batch: Batch, embeddings: Mapping[str, Tensor]) -> Tensor:
+        """What the contrastive loss predicts the next item by, `[B, d]`: its cosine with items.
+
+        An item's vector there is its row after `adapter`.
+        """
+        history, _ = self._read(batch, embeddings["item"])
+        return self.next_item(self._user_state(batch, self._encode(batch, history)))
+
     def loss(
         self, batch: Batch, embeddings: Mapping[str, Tensor], whole: Counts | None = None
     ) -> Losses:

@@ -62,7 +62,7 @@ def run(
     ):
         # The config may say something else of them than that which the model was trained by.
         tables = bundle.meta.tables
-        metrics = all_metrics(config, data, bundle.score, full=True, tables=tables)
+        metrics = all_metrics(config, data, bundle.score, full=True, tables=tables, bundle=bundle)
         passed, reasons = decide(config.gate, metrics, data.manifest.actions)
         epochs = json.loads((Path(model) / "epochs.json").read_text(encoding="utf-8"))
         # Models of earlier versions have none.
