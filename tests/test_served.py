@@ -9,7 +9,7 @@ from mlflow_helpers import INT_IDS, STRING_IDS, write_model
 
 from thawline.data.batches import Batch
 from thawline.errors import DataError
-from thawline.tracking import ids, served
+from thawline.tracking import ids, scorer
 from thawline.tracking.served import ServedRanker
 
 ACTIONS = ["save", "click"]
@@ -120,8 +120,8 @@ def test_unknown_and_null_items_score_as_the_row_for_unknown_items(model):
 def test_memory_is_bounded_by_cutting_many_candidates_and_many_requests(int_model, monkeypatch):
     made = pd.DataFrame(requests(INT_IDS, 12))
     whole = int_model.predict(None, made)
-    monkeypatch.setattr(served, "CANDIDATES_AT_ONCE", 10)
-    monkeypatch.setattr(served, "REQUESTS_AT_ONCE", 3)
+    monkeypatch.setattr(scorer, "CANDIDATES_AT_ONCE", 10)
+    monkeypatch.setattr(scorer, "REQUESTS_AT_ONCE", 3)
     sizes = []
     score = type(int_model.bundle).score
 

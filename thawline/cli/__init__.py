@@ -43,6 +43,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "rollback": registry.rollback,
         "fetch": registry.fetch,
         "table": registry.table,
+        "score": registry.score,
     },
     "Config and figures": {
         "config": figures.show_config,

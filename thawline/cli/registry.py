@@ -10,13 +10,20 @@ from rich import box
 from rich.table import Table
 
 from thawline.cli.common import ConfigOption, SetOption, console, output_folder, read, say
+from thawline.config import Config
 
 SourceOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--model", help="`models:/<name>@<alias>`, `models:/<name>/<version>` or a model folder."
+        "--model",
+        help="`models:/<name>@<alias>`, `models:/<name>/<version>` or a model folder. Default: "
+        "the version in use.",
     ),
 ]
+
+
+def _source(settings: Config, model: str | None) -> str:
+    return model or f"models:/{settings.tracking.model_name}@{settings.tracking.alias}"
 
 
 def versions(config: ConfigOption = None, overrides: SetOption = None) -> None:
@@ -73,10 +80,10 @@ def rollback(config: ConfigOption = None, overrides: SetOption = None) -> None:
 
 
 def fetch(
-    model: SourceOption,
     output: Annotated[
         str, typer.Option("--output", "-o", help="The folder to make, local or remote.")
     ],
+    model: SourceOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
@@ -84,14 +91,15 @@ def fetch(
     settings = read(config, overrides)
     from thawline.stages import fetch as stage
 
+    source = _source(settings, model)
     with output_folder(settings, output, "model") as out:
-        stage.model(settings, model, out)
-    say(f"fetched: {output}")
+        stage.model(settings, source, out)
+    say(f"fetched: {source} to {output}")
 
 
 def table(
-    model: SourceOption,
     output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
+    model: SourceOption = None,
     name: Annotated[
         str, typer.Option("--name", help="`item`, or another table with a vocabulary.")
     ] = "item",
@@ -102,5 +110,28 @@ def table(
     settings = read(config, overrides)
     from thawline.stages import fetch as stage
 
-    stage.table(settings, model, name, output)
+    stage.table(settings, _source(settings, model), name, output)
     say(f"written: {output}")
+
+
+def score(
+    source: Annotated[
+        Path, typer.Option("--input", "-i", help="Requests: a Parquet file, or a folder of them.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
+    model: SourceOption = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Score the candidates of requests in Parquet."""
+    settings = read(config, overrides)
+    from thawline.stages import score as stage
+
+    summary = stage.run(settings, _source(settings, model), source, output)
+    counts = summary.counts
+    say(f"scored: {counts['requests']:,} requests, {counts['candidates']:,} candidates: {output}")
+    for name in sorted(counts):
+        if name.startswith("unknown_") and counts[name]:
+            say(f"{name}: {counts[name]:,}")
+    for column, number in summary.rejected.items():
+        say(f"rejected: {number:,} by {column}, such as {summary.first[column]}")

@@ -17,6 +17,8 @@ from thawline.errors import TrackingError
 from thawline.tracking.server import connect, explained, tracking_uri
 
 SCHEME = "models:"
+REGISTERED = "models:/"
+"""How the name of a registered model begins."""
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Error codes for a model or an alias that does not exist."""

@@ -26,13 +26,17 @@ class ItemIndex:
             facts: Where the catalog's buckets are.
         """
         self._facts = facts or RowFacts()
-        self._row = FIRST_ROW + np.flatnonzero(item_id.is_valid().to_numpy(zero_copy_only=False))
-        self._item_id = item_id.drop_null()
+        has_id = item_id.is_valid().to_numpy(zero_copy_only=False)
+        self._item_id = item_id if has_id.all() else item_id.drop_null()
         keys = _keys(self._item_id)
-        self._order = np.argsort(keys, kind="stable")
-        self._keys = keys[self._order]
-        # More than 1 only where two strings share a 64-bit hash.
-        self._most_alike = int(np.unique(self._keys, return_counts=True)[1].max(initial=0))
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
+        self._row = (FIRST_ROW + np.flatnonzero(has_id))[order]
+        # A key is the id itself, or the hash of a text, which others may share.
+        self._place = None if pa.types.is_integer(item_id.type) else order
+        self._most_alike = 1
+        if self._place is not None and len(keys) > 1:
+            self._most_alike = int(np.unique(self._keys, return_counts=True)[1].max())
 
     @property
     def type(self) -> pa.DataType:
@@ -50,12 +54,19 @@ class ItemIndex:
             there are no buckets; null gets `UNKNOWN_ROW`.
         """
         rows = np.full(len(ids), UNKNOWN_ROW, np.int64)
-        places = np.searchsorted(self._keys, _keys(ids))
-        for step in range(self._most_alike):
-            items = self._order[np.minimum(places + step, len(self._order) - 1)]
-            same = pc.equal(self._item_id.take(pa.array(items)), ids)
-            found = same.fill_null(False).to_numpy(zero_copy_only=False)
-            rows[found] = self._row[items[found]]
+        if not len(ids):
+            return rows
+        keys = _keys(ids)
+        first = np.searchsorted(self._keys, keys)
+        for step in range(self._most_alike if len(self._keys) else 0):
+            places = np.minimum(first + step, len(self._keys) - 1)
+            found = self._keys[places] == keys
+            if ids.null_count:
+                found &= ids.is_valid().to_numpy(zero_copy_only=False)
+            if self._place is not None:
+                known = self._item_id.take(pa.array(self._place[places]))
+                found &= pc.equal(known, ids).fill_null(False).to_numpy(zero_copy_only=False)
+            rows[found] = self._row[places[found]]
         if self._facts.buckets:
             unknown = np.flatnonzero((rows == UNKNOWN_ROW) & ids.is_valid().to_numpy(False))
             for place in unknown.tolist():
@@ -63,6 +74,11 @@ class ItemIndex:
                     str(ids[place].as_py()), self._facts.buckets
                 )
         return rows
+
+    def without_row(self, rows: np.ndarray) -> np.ndarray:
+        """Which of some rows int64 [n] are no item's own, but of padding, strangers or a bucket."""
+        place = rows - self._facts.first_bucket
+        return (rows < FIRST_ROW) | ((place >= 0) & (place < self._facts.buckets))
 
 
 def bucket_of(item_id: str, buckets: int) -> int:

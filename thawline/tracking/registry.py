@@ -110,7 +110,8 @@ def _only_version(config: Config, run: Run) -> ModelVersion:
         with explained(config, f"deleting {other.name} version {other.version}"):
             try:
                 run.client.delete_model_version(other.name, str(other.version))
-                run.client.delete_logged_model(other.model_id)
+                if other.model_id:
+                    run.client.delete_logged_model(other.model_id)
             except MlflowException as error:
                 # Who registered it deletes it too.
                 if error.error_code not in ABSENT:
