@@ -219,14 +219,16 @@ def test_ids_of_another_type_and_models_of_other_actions_are_refused(data, own):
         Translator(replace(bundle, meta=other), data)
 
 
-def test_an_action_that_only_one_side_knows_is_left_out_of_the_scores(data, own):
+def test_an_action_that_the_model_does_not_know_has_no_score(data, own):
     bundle = Bundle.load(own)
     meta = bundle.meta.model_copy(update={"actions": ["share", "click"]})
     translator = Translator(replace(bundle, meta=meta), data)
     assert translator.actions == ["click"]
     batch = next(iter(batches(data, {**CONFIG.tables.others, **translator.id_columns})))
     whole = bundle.score(translator.translate(batch))
-    assert torch.equal(translator.score(batch), whole[..., 1:])
+    scores = translator.score(batch)
+    assert torch.equal(scores[..., 1], whole[..., 1])
+    assert scores[..., 0].isnan().all()
     # save is unknown to it: click where it was there, else the last action (share, click: click).
     codes = translator.translate(batch).history_action[batch.history_row != 0]
     assert set(codes.tolist()) == {2}

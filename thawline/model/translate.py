@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from thawline.data.batches import Batch, padded_width
 from thawline.data.ids import IdTableSpec
@@ -65,7 +66,13 @@ class Translator:
             f"hash of {column}": IdHashes(column) for column in self._requests_ids.values()
         }
         """What a reader's `id_columns` must hold beside those of other models."""
-        self._heads = torch.tensor([meta.actions.index(action) for action in self.actions])
+        # Of an action that the model does not know, a head beyond its last one.
+        self._heads = torch.tensor(
+            [
+                meta.actions.index(action) if action in meta.actions else len(meta.actions)
+                for action in manifest.actions
+            ]
+        )
         self._rows = torch.from_numpy(item_rows(dataset.catalog, bundle.catalog))
         self._history_actions = torch.from_numpy(_action_codes(manifest.actions, meta.actions))
         self._context = [
@@ -75,9 +82,10 @@ class Translator:
         """What the model cannot see of this dataset, in words."""
 
     def score(self, batch: Batch) -> Tensor:
-        """Logits `[B, C, len(actions)]` of a batch of the dataset."""
+        """Logits `[B, C, A]` of the dataset's actions; NaN of those that the model lacks."""
         logits = self.bundle.score(self.translate(batch))
-        return logits[..., self._heads.to(logits.device)]
+        padded = functional.pad(logits, (0, 1), value=torch.nan)
+        return padded[..., self._heads.to(logits.device)]
 
     def translate(self, batch: Batch) -> Batch:
         """The batch in the model's rows and codes; labels, log q and the oracle stay as they are.
