@@ -11,7 +11,9 @@ from thawline.config import IdTableSettings
 from thawline.errors import TrainingError
 from thawline.model.ranker import Counts, Losses
 from thawline.tables import LocalTable, make_optimizer
-from thawline.tables.sharded import ShardedTables, Shards
+from thawline.tables.parts import Shards
+from thawline.tables.sharded import ShardedTables
+from thawline.tables.split import SplitTables
 from thawline.training.components import TrainedTable
 from thawline.training.distributed import DenseSums, EvenReader, padding_batch
 from thawline.training.loop import Accumulated, Trainer
@@ -48,9 +50,9 @@ def options(recipe, epochs, **more):
     } | more
 
 
-def together(ranks, counts, *, recipe="freeze-until-last", epochs=2, **more):
+def together(ranks, counts, *, recipe="freeze-until-last", epochs=2, engine=SplitTables, **more):
     """This process's trainer, where process r has `counts[r]` batches."""
-    sharded = ShardedTables(
+    sharded = engine(
         {
             "item": Shards(make_weight(), "row-wise-adagrad", RATE, trainable=False),
             "user": Shards(user_rows(), "adagrad", RATE, trainable=False),
@@ -105,9 +107,9 @@ def require_equal(ranks, own, other):
 
 def training_together_equals_one_process_on_all_requests(ranks):
     counts = [3] * ranks.size
-    for staleness in (0, 1, 2):
+    for staleness, engine in ((0, SplitTables), (1, SplitTables), (1, ShardedTables)):
         for recipe in ("freeze-until-last", "window(0.5, 1)"):
-            own = together(ranks, counts, recipe=recipe, staleness=staleness)
+            own = together(ranks, counts, recipe=recipe, staleness=staleness, engine=engine)
             other = alone(counts, recipe=recipe, staleness=staleness)
             summaries, expected = list(own.epochs()), list(other.epochs())
             require_equal(ranks, own, other)
@@ -169,27 +171,44 @@ def an_epoch_without_a_batch_in_any_process_is_refused(ranks):
         together(ranks, [0] * ranks.size)
 
 
-def no_lookup_is_under_way_when_the_network_s_sums_are(ranks):
-    own = together(ranks, [4] * ranks.size, recipe="co-train", staleness=3)
-    sharded, reduced = own.prefetcher.tables, []
-    plain = dist.all_reduce
+def a_step_takes_one_lookup_and_one_sum_and_never_both_at_once(ranks):
+    """With several micro-batches too; exchanges are those of the lookups and of the gradients."""
+    for engine in (SplitTables, ShardedTables):
+        accumulated = Accumulated(2)
+        own = together(
+            ranks,
+            [8] * ranks.size,
+            recipe="co-train",
+            staleness=3,
+            accumulated=accumulated,
+            engine=engine,
+        )
+        sharded, reduced, exchanged = own.prefetcher.tables, [], []
+        plain, exchange = dist.all_reduce, dist.all_to_all_single
 
-    def watched(tensor, *arguments, group, **options):
-        assert group is ranks.dense
-        reduced.append(len(sharded._in_flight))
-        return plain(tensor, *arguments, group=group, **options)
+        def watched(tensor, *arguments, group, **options):
+            if group is ranks.dense:
+                reduced.append(sharded.in_flight)  # noqa: B023
+            return plain(tensor, *arguments, group=group, **options)  # noqa: B023
 
-    launched = []
-    look_up = sharded.lookup
-    sharded.lookup = lambda rows: launched.append(1) or look_up(rows)
-    dist.all_reduce = watched
-    try:
-        list(own.epochs())
-    finally:
-        dist.all_reduce = plain
-    assert len(launched) == 8
-    assert len(reduced) == 3 * 8
-    assert set(reduced) == {0}
+        def counted(*arguments, group, **options):
+            assert group is ranks.tables
+            exchanged.append(1)  # noqa: B023
+            return exchange(*arguments, group=group, **options)  # noqa: B023
+
+        launched = []
+        look_up = sharded.lookup
+        sharded.lookup = lambda *asked: launched.append(1) or look_up(*asked)  # noqa: B023
+        dist.all_reduce, dist.all_to_all_single = watched, counted
+        try:
+            list(own.epochs())
+        finally:
+            dist.all_reduce, dist.all_to_all_single = plain, exchange
+        assert len(launched) == 8
+        assert reduced == [0] * 8
+        if engine is SplitTables:
+            # How many rows, which, their values; and their gradients.
+            assert len(exchanged) == (3 + 1) * 8
 
 
 def fused_micro_batches_update_the_tables_each(ranks):
@@ -210,13 +229,8 @@ def sums_are_over_all_processes(ranks):
     sums = DenseSums(ranks, lambda: settled.append(1))
     total = ranks.size * (ranks.size + 1) // 2
     here = torch.tensor(ranks.rank + 1)
-    counts = sums.counts(Counts(here, 2 * here, 3 * here))
-    assert [int(each) for each in (counts.candidates, counts.pairs, counts.positives)] == [
-        total,
-        2 * total,
-        3 * total,
-    ]
-    losses = sums.losses(Losses(*(here * each for each in torch.arange(4.0).requires_grad_())))
+    own = Losses(*(here * each for each in torch.arange(4.0).requires_grad_()))
+    losses = sums.losses(own)
     assert losses.contrastive.item() == 3 * total
     assert not losses.total.requires_grad
 
@@ -225,10 +239,15 @@ def sums_are_over_all_processes(ranks):
     everywhere.grad = torch.full((2, 2), ranks.rank + 1.0)
     somewhere.grad = torch.full((2, 2), 5.0) if ranks.leads else None
     frozen.requires_grad_(False)
-    sums.gradients(parameters)
+    sums.asked_to_stop = lambda: ranks.leads
+    losses = sums.gradients(parameters, own)
+    assert losses.contrastive.item() == 3 * total
+    assert not losses.total.requires_grad
+    assert sums.stopping
     assert everywhere.grad.tolist() == [[total, total]] * 2
     assert somewhere.grad.tolist() == [[5, 5]] * 2
     assert nowhere.grad is frozen.grad is None
+    assert sums.gradients([frozen], own).contrastive.item() == 3 * total
     assert len(settled) == 3
 
 

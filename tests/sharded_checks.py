@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import random
+import time
+from contextlib import contextmanager
+from typing import get_args
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from thawline.errors import ConfigError, DataError, TrainingError
 from thawline.tables import LocalTable, make_optimizer
-from thawline.tables import sharded as room
-from thawline.tables.sharded import ShardedTables, Shards
+from thawline.tables import parts as room
+from thawline.tables.optimizers import OptimizerName
+from thawline.tables.parts import Shards
+from thawline.tables.sharded import FUSED, ShardedTables
+from thawline.tables.split import SplitTables
 from thawline.training.prefetch import Prefetcher
 
 SIZES = {"item": (13, 8), "user": (6, 8), "author": (7, 4)}
 """Rows and width by table: two widths, and numbers of rows that do not divide."""
+
+
+def in_both_engines(check):
+    """The check, of the tables that TorchRec splits and of our own."""
+
+    @functools.wraps(check)
+    def run(ranks):
+        for engine in (SplitTables, ShardedTables):
+            check(ranks, engine)
+
+    return run
 
 
 def make_rows(name):
@@ -22,11 +43,16 @@ def make_rows(name):
     return rows
 
 
-def make_sharded(ranks, optimizer="row-wise-adagrad", *, names=tuple(SIZES), **options):
-    return ShardedTables(
+def make_sharded(ranks, engine, optimizer="row-wise-adagrad", *, names=tuple(SIZES), **options):
+    return engine(
         {name: Shards(make_rows(name), optimizer, 0.1, **options) for name in names},
         group=ranks.tables,
     )
+
+
+def optimizers_of(engine):
+    """Those that the backward can hold, or all."""
+    return FUSED if engine is ShardedTables else get_args(OptimizerName)
 
 
 def make_local(optimizer="row-wise-adagrad"):
@@ -80,11 +106,13 @@ def train_both(ranks, sharded, local, steps):
         sharded.lookup(rows).apply(grads)
         for name, table in local.items():
             table.update(joined(parts, 0, name), joined(parts, 1, name))
+    sharded.settle()
 
 
-def updates_equal_one_process_on_the_whole_batch(ranks):
-    for optimizer in room.FUSED:
-        sharded, local = make_sharded(ranks, optimizer), make_local(optimizer)
+@in_both_engines
+def updates_equal_one_process_on_the_whole_batch(ranks, engine):
+    for optimizer in optimizers_of(engine):
+        sharded, local = make_sharded(ranks, engine, optimizer), make_local(optimizer)
         for step in range(6):
             parts = parts_of(ranks, step, empty=ranks.size - 1 if step == 2 else None)
             rows, grads = parts[ranks.rank]
@@ -100,8 +128,9 @@ def updates_equal_one_process_on_the_whole_batch(ranks):
             require_close(sharded, local)
 
 
-def no_row_at_all_is_a_step_like_any_other(ranks):
-    sharded = make_sharded(ranks)
+@in_both_engines
+def no_row_at_all_is_a_step_like_any_other(ranks, engine):
+    sharded = make_sharded(ranks, engine)
     before = {name: snapshot(table) for name, table in sharded.sharded.items()}
     rows = {name: torch.empty(0, dtype=torch.int64) for name in SIZES}
     lookup = sharded.lookup(rows)
@@ -112,8 +141,9 @@ def no_row_at_all_is_a_step_like_any_other(ranks):
     assert not any(changed(sharded.tables[name], before[name]) for name in SIZES)
 
 
-def frozen_steps_run_no_backward_and_leave_every_bit(ranks):
-    sharded, local = make_sharded(ranks), make_local()
+@in_both_engines
+def frozen_steps_run_no_backward_and_leave_every_bit(ranks, engine):
+    sharded, local = make_sharded(ranks, engine), make_local()
     train_both(ranks, sharded, local, range(2))
     for table in sharded.sharded.values():
         table.freeze()
@@ -121,16 +151,16 @@ def frozen_steps_run_no_backward_and_leave_every_bit(ranks):
     for step in range(3):
         lookup = sharded.lookup(parts_of(ranks, step)[ranks.rank][0])
         assert not any(own.requires_grad for own in lookup.wait().values())
-        assert not any(sent.requires_grad for each in lookup.pending for sent in each.sent)
         lookup.apply(dict.fromkeys(SIZES))
     assert not any(changed(sharded.tables[name], before[name]) for name in SIZES)
     with pytest.raises(TrainingError, match="frozen table `item`"):
         lookup.apply({"item": torch.ones(9, 8)})
 
 
-def the_first_update_after_a_thaw_equals_a_fresh_optimizers(ranks):
-    for optimizer in room.FUSED:
-        sharded = make_sharded(ranks, optimizer)
+@in_both_engines
+def the_first_update_after_a_thaw_equals_a_fresh_optimizers(ranks, engine):
+    for optimizer in optimizers_of(engine):
+        sharded = make_sharded(ranks, engine, optimizer)
         train_both(ranks, sharded, {}, range(3))
         before = {name: table.gather() for name, table in sharded.sharded.items()}
         for table in sharded.sharded.values():
@@ -149,8 +179,9 @@ def the_first_update_after_a_thaw_equals_a_fresh_optimizers(ranks):
                 torch.testing.assert_close(whole, fresh.weight, rtol=0, atol=1e-5)
 
 
-def a_thaw_may_keep_the_state(ranks):
-    sharded, local = make_sharded(ranks), make_local()
+@in_both_engines
+def a_thaw_may_keep_the_state(ranks, engine):
+    sharded, local = make_sharded(ranks, engine), make_local()
     train_both(ranks, sharded, local, range(2))
     for table in [*sharded.sharded.values(), *local.values()]:
         table.freeze()
@@ -159,9 +190,10 @@ def a_thaw_may_keep_the_state(ranks):
     require_close(sharded, local)
 
 
-def a_frozen_table_beside_one_that_trains_keeps_every_bit(ranks):
-    for optimizer in room.FUSED:
-        sharded, local = make_sharded(ranks, optimizer), make_local(optimizer)
+@in_both_engines
+def a_frozen_table_beside_one_that_trains_keeps_every_bit(ranks, engine):
+    for optimizer in optimizers_of(engine):
+        sharded, local = make_sharded(ranks, engine, optimizer), make_local(optimizer)
         train_both(ranks, sharded, local, range(2))
         sharded.tables["user"].freeze()
         before = snapshot(sharded.tables["user"])
@@ -179,8 +211,9 @@ def a_frozen_table_beside_one_that_trains_keeps_every_bit(ranks):
         require_close(sharded, local)
 
 
-def closed_rows_keep_every_bit_and_newly_open_ones_start_fresh(ranks):
-    sharded, local = make_sharded(ranks), make_local()
+@in_both_engines
+def closed_rows_keep_every_bit_and_newly_open_ones_start_fresh(ranks, engine):
+    sharded, local = make_sharded(ranks, engine), make_local()
     early = {name: torch.arange(size[0]) % 2 == 0 for name, size in SIZES.items()}
     for name in SIZES:
         for table in (sharded.tables[name], local[name]):
@@ -202,8 +235,9 @@ def closed_rows_keep_every_bit_and_newly_open_ones_start_fresh(ranks):
     assert all(table.trainable for table in sharded.sharded.values())
 
 
-def padding_rows_stay_zero_and_replaced_rows_train_afresh(ranks):
-    sharded = make_sharded(ranks, padding_rows=(0, 3))
+@in_both_engines
+def padding_rows_stay_zero_and_replaced_rows_train_afresh(ranks, engine):
+    sharded = make_sharded(ranks, engine, padding_rows=(0, 3))
     train_both(ranks, sharded, {}, range(2))
     new = {name: torch.ones(*size) for name, size in SIZES.items()}
     for name, table in sharded.sharded.items():
@@ -219,8 +253,9 @@ def padding_rows_stay_zero_and_replaced_rows_train_afresh(ranks):
             assert not whole[[0, 3]].any()
 
 
-def the_first_process_gathers_a_table_chunk_by_chunk(ranks):
-    sharded = make_sharded(ranks)
+@in_both_engines
+def the_first_process_gathers_a_table_chunk_by_chunk(ranks, engine):
+    sharded = make_sharded(ranks, engine)
     table, usual = sharded.tables["item"], room.CHUNK_ROWS
     room.CHUNK_ROWS = 4
     try:
@@ -233,13 +268,14 @@ def the_first_process_gathers_a_table_chunk_by_chunk(ranks):
     assert torch.equal(whole, make_rows("item") if ranks.leads else torch.empty(0, 8))
 
 
-def a_saved_state_goes_on_without_a_changed_bit(ranks):
-    sharded = make_sharded(ranks)
+@in_both_engines
+def a_saved_state_goes_on_without_a_changed_bit(ranks, engine):
+    sharded = make_sharded(ranks, engine)
     train_both(ranks, sharded, {}, range(2))
     saved = {name: snapshot(table) for name, table in sharded.sharded.items()}
     train_both(ranks, sharded, {}, range(2, 4))
     unbroken = {name: snapshot(table) for name, table in sharded.sharded.items()}
-    other = make_sharded(ranks, trainable=False)
+    other = make_sharded(ranks, engine, trainable=False)
     for name, table in other.sharded.items():
         table.load_state_dict(saved[name])
     train_both(ranks, other, {}, range(2, 4))
@@ -249,10 +285,11 @@ def a_saved_state_goes_on_without_a_changed_bit(ranks):
         other.tables["item"].load_state_dict(saved["user"])
 
 
-def prefetch_equals_a_late_reference_written_by_hand(ranks):
+@in_both_engines
+def prefetch_equals_a_late_reference_written_by_hand(ranks, engine):
     batches = [parts_of(ranks, step) for step in range(6)]
     for staleness in (0, 1, 3):
-        sharded, local = make_sharded(ranks), make_local()
+        sharded, local = make_sharded(ranks, engine), make_local()
         prefetcher = Prefetcher(sharded, lambda parts: parts[ranks.rank][0], staleness=staleness)
         past = [{name: table.weight.clone() for name, table in local.items()}]
         for index, step in enumerate(prefetcher.steps(batches)):
@@ -273,7 +310,7 @@ def loss_of(embeddings):
 
 
 def ids_are_deduplicated_before_they_travel_in_one_exchange_a_width(ranks):
-    sharded, sent = make_sharded(ranks), []
+    sharded, sent = make_sharded(ranks, ShardedTables), []
     for each in sharded._collections:
         each.module.input_dist = record(each.module.input_dist, sent)
     rows = {name: torch.tensor([1, 2, 2, 1, 5]) for name in SIZES}
@@ -291,8 +328,64 @@ def record(input_dist, sent):
     return counting
 
 
-def a_table_alone_and_one_held_whole_answer_too(ranks):
-    sharded, local = make_sharded(ranks), make_local()
+def all_tables_share_an_exchange_of_distinct_rows(ranks):
+    sharded = make_sharded(ranks, SplitTables)
+    rows = {name: torch.tensor([1, 2, 2, 1, 5]) for name in SIZES}
+    with recorded_exchanges() as sent:
+        lookup = sharded.lookup(rows, torch.tensor([3, ranks.rank]))
+        read = lookup.wait()
+        lookup.apply({name: torch.ones_like(own) for name, own in read.items()})
+        sharded.settle()
+    # Numbers of rows and the counts, rows, values of all widths; then as many gradients.
+    distinct, values = 3 * 3, 3 * (8 + 8 + 4)
+    assert sent[0] == ranks.size * (3 + 2)
+    assert sent[1] == distinct
+    assert sent[3] == values
+    assert len(sent) == 4
+    assert lookup.total().tolist() == [3 * ranks.size, sum(range(ranks.size))]
+    for name, own in read.items():
+        assert torch.equal(own, make_rows(name)[rows[name]])
+
+
+@contextmanager
+def recorded_exchanges(delay=lambda: 0.0):
+    """How many numbers this process sends in each exchange, which may be late by `delay()` s."""
+    plain, sent = dist.all_to_all_single, []
+
+    def recording(output, given, *arguments, **options):
+        sent.append(given.numel())
+        time.sleep(delay())
+        return plain(output, given, *arguments, **options)
+
+    dist.all_to_all_single = recording
+    try:
+        yield sent
+    finally:
+        dist.all_to_all_single = plain
+
+
+def random_delays_change_no_bit(ranks):
+    """Each process waits before each exchange as it likes."""
+    batches = [parts_of(ranks, step) for step in range(6)]
+    found = []
+    for longest in (0.0, 0.004):
+        draw = random.Random(ranks.rank)  # noqa: S311
+        sharded = make_sharded(ranks, SplitTables)
+        prefetcher = Prefetcher(sharded, lambda parts: parts[ranks.rank][0], staleness=1)
+        with recorded_exchanges(lambda: draw.uniform(0, longest)):  # noqa: B023
+            for step in prefetcher.steps(batches):
+                loss = loss_of(step.embeddings)
+                step.look_ahead()
+                loss.backward()
+                step.apply()
+            found.append({name: snapshot(table) for name, table in sharded.sharded.items()})
+    for name, table in sharded.sharded.items():
+        assert changed(table, found[0][name]) == []
+
+
+@in_both_engines
+def a_table_alone_and_one_held_whole_answer_too(ranks, engine):
+    sharded, local = make_sharded(ranks, engine), make_local()
     parts = parts_of(ranks, 0)
     lookup = sharded.tables["item"].lookup(parts[ranks.rank][0]["item"])
     assert lookup.wait().shape == (9, 8)
@@ -305,18 +398,15 @@ def a_table_alone_and_one_held_whole_answer_too(ranks):
     read = group.lookup(parts[ranks.rank][0] | {"content": torch.tensor([3, 1])})
     assert read.wait()["content"].tolist() == [[1, 1], [1, 1]]
     read.apply(dict.fromkeys(group.tables))
+    sharded.settle()
 
 
-def what_cannot_be_sharded_is_refused(ranks):
+@in_both_engines
+def what_cannot_be_sharded_is_refused(ranks, engine):
     rows = torch.zeros(4, 8)
-    for optimizer in ("lazy-adam", "dense-adam"):
-        with pytest.raises(ConfigError, match=f"tables.item.optimizer is {optimizer}"):
-            ShardedTables({"item": Shards(rows, optimizer)}, group=ranks.tables)
-    with pytest.raises(ConfigError, match="6 wide"):
-        ShardedTables({"item": Shards(torch.zeros(4, 6))}, group=ranks.tables)
     with pytest.raises(DataError, match="bfloat16"):
-        ShardedTables({"item": Shards(rows.bfloat16())}, group=ranks.tables)
-    sharded = make_sharded(ranks)
+        engine({"item": Shards(rows.bfloat16())}, group=ranks.tables)
+    sharded = make_sharded(ranks, engine)
     for row in (-1, 13):
         asked = {name: torch.tensor([1]) for name in SIZES} | {"item": torch.tensor([2, row])}
         with pytest.raises(TrainingError, match=f"`item`: row {row} is outside .* 13 rows"):
@@ -327,3 +417,12 @@ def what_cannot_be_sharded_is_refused(ranks):
         sharded.tables["item"].replace(torch.zeros(2, 8), reset_state=True)
     with pytest.raises(TrainingError, match="give a mask"):
         sharded.tables["item"].freeze(torch.tensor([1, 2]))
+
+
+def what_torchrec_does_not_take_is_refused(ranks):
+    rows = torch.zeros(4, 8)
+    for optimizer in ("lazy-adam", "dense-adam"):
+        with pytest.raises(ConfigError, match=f"tables.item.optimizer is {optimizer}"):
+            ShardedTables({"item": Shards(rows, optimizer)}, group=ranks.tables)
+    with pytest.raises(ConfigError, match="6 wide"):
+        ShardedTables({"item": Shards(torch.zeros(4, 6))}, group=ranks.tables)

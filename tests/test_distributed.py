@@ -9,7 +9,7 @@ CHECKS = [
     "a_batch_of_padding_adds_nothing",
     "a_process_without_requests_trains",
     "an_epoch_without_a_batch_in_any_process_is_refused",
-    "no_lookup_is_under_way_when_the_network_s_sums_are",
+    "a_step_takes_one_lookup_and_one_sum_and_never_both_at_once",
     "fused_micro_batches_update_the_tables_each",
     "sums_are_over_all_processes",
     "every_process_gets_the_first_one_s_parameters",

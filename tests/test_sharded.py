@@ -16,8 +16,11 @@ CHECKS = [
     "a_saved_state_goes_on_without_a_changed_bit",
     "prefetch_equals_a_late_reference_written_by_hand",
     "ids_are_deduplicated_before_they_travel_in_one_exchange_a_width",
+    "all_tables_share_an_exchange_of_distinct_rows",
+    "random_delays_change_no_bit",
     "a_table_alone_and_one_held_whole_answer_too",
     "what_cannot_be_sharded_is_refused",
+    "what_torchrec_does_not_take_is_refused",
 ]
 
 

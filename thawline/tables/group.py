@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,18 +18,23 @@ class TableGroup:
         """Gathers the tables; they stay usable one by one."""
         self.tables = dict(tables)
 
-    def lookup(self, rows: Mapping[str, Tensor]) -> GroupLookup:
+    def lookup(self, rows: Mapping[str, Tensor], counts: Tensor | None = None) -> GroupLookup:
         """Reads rows of every table as they are now.
 
         Args:
             rows: int64 `[n]` by table; `n` may differ between tables.
+            counts: Of this process's batch, int64 `[k]`; see `GroupLookup.total`.
 
         Raises:
             TrainingError: Names that are not those of the tables, or a row outside its table; the
                 message names both.
         """
         self._require_names(rows)
-        return GroupLookup({name: self._lookup(name, rows[name]) for name in self.tables})
+        looked_up = {name: self._lookup(name, rows[name]) for name in self.tables}
+        return GroupLookup(looked_up, counts=counts)
+
+    def settle(self) -> None:
+        """Waits for lookups and updates that are under way, if there can be any."""
 
     def _require_names(self, rows: Mapping[str, Tensor]) -> None:
         if rows.keys() != self.tables.keys():
@@ -50,6 +55,12 @@ class GroupLookup:
     """Rows of every table on their way to the network and, as gradients, back."""
 
     lookups: Mapping[str, Lookup]
+    counts: Tensor | None = field(default=None, kw_only=True)
+    """Those of this process."""
+
+    def total(self) -> Tensor | None:
+        """The sum of the counts that all processes gave with this lookup; they travel with it."""
+        return self.counts
 
     def wait(self) -> dict[str, Tensor]:
         """By table the rows read, as a leaf `[n, d]`; it requires grad only if the table trains."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +27,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.optim import _apply_optimizer_in_backward as fuse
 
-from thawline.errors import ConfigError, DataError, TrainingError
-from thawline.tables.base import IdTable, Lookup
-from thawline.tables.group import GroupLookup, TableGroup
+from thawline.errors import ConfigError
+from thawline.tables.group import GroupLookup
 from thawline.tables.local import sum_by_row
 from thawline.tables.optimizers import OptimizerName
+from thawline.tables.parts import PartTable, PartTables, Shards, require_inside, require_trains
 
 with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
     import torchrec
@@ -56,172 +56,30 @@ FUSED: dict[OptimizerName, tuple[type[torch.optim.Optimizer], dict[str, float]]]
 """Optimizers that the backward can hold, and whose state can be made fresh for some rows."""
 RESERVED = 0.15
 """Share of the memory that the planner leaves to everything but the tables."""
-CHUNK_ROWS = 1 << 16
-"""Rows that travel at once when a whole table is gathered."""
 
 
-@dataclass(frozen=True)
-class Shards:
-    """A table to be split."""
-
-    rows: Tensor
-    """`[N, d]`, float32, the same in every process; each keeps a copy of its own part."""
-    optimizer: OptimizerName = "row-wise-adagrad"
-    learning_rate: float = 0.02
-    trainable: bool = True
-    padding_rows: tuple[int, ...] = (0,)
-
-
-class ShardedTable:
-    """A table of which this process holds some rows; it implements `thawline.tables.IdTable`."""
+class ShardedTable(PartTable):
+    """A table of which this process holds some rows, where TorchRec keeps them."""
 
     def __init__(
-        self, tables: ShardedTables, name: str, spec: Shards, kernel: Any, index: int, start: int
+        self, tables: ShardedTables, name: str, spec: Shards, kernel: Any, index: int
     ) -> None:
-        """Copies this process's rows, from `start` on, to where TorchRec keeps them.
+        """Copies this process's rows.
 
         `ShardedTables` calls this; `kernel` is FBGEMM's module and `index` the table's place in it.
         """
-        self.num_rows, self.dim = spec.rows.shape
-        self.learning_rate = spec.learning_rate
-        self.padding_rows = spec.padding_rows
-        self._tables, self._name, self._kernel = tables, name, kernel
-        held: Tensor = kernel.split_embedding_weights()[index].detach()
-        self.own = slice(start, min(start + len(held), self.num_rows))
-        """The rows of this process."""
-        count = self.own.stop - start
-        self.local = held[:count]
-        """Their values, `[n, d]`."""
-        states = kernel.split_optimizer_states()
-        self._states: list[Tensor] = (
-            [each.detach()[:count] for each in states[index]] if states else []
+        self._kernel, self._group = kernel, tables.group
+        own = spec.own(tables.group)
+        count = own.stop - own.start
+        kept = kernel.split_optimizer_states()[index] if spec.optimizer != "sgd" else ()
+        super().__init__(
+            tables,
+            name,
+            spec,
+            kernel.split_embedding_weights()[index].detach()[:count],
+            # None of the optimizers keeps more than one.
+            dict(zip(["accumulator"], [own.detach()[:count] for own in kept], strict=False)),
         )
-        self._open = torch.zeros(self.num_rows, dtype=torch.bool, device=self.local.device)
-        self._trainable = False
-        self.replace(spec.rows, reset_state=True)
-        if spec.trainable:
-            self.thaw(reset_state=False)
-
-    @property
-    def trainable(self) -> bool:
-        """See `IdTable.trainable`."""
-        return self._trainable
-
-    def freeze(self, rows: Tensor | None = None) -> None:
-        """See `IdTable.freeze`."""
-        self._open &= False if rows is None else ~self._as_mask(rows)
-        self._trainable = bool(self._open.any())
-
-    def thaw(self, *, reset_state: bool, rows: Tensor | None = None) -> None:
-        """See `IdTable.thaw`."""
-        opened = torch.ones_like(self._open) if rows is None else self._as_mask(rows).clone()
-        opened[list(self.padding_rows)] = False
-        if reset_state:
-            self._forget(opened if rows is None else opened & ~self._open)
-        self._open |= opened
-        self._trainable = bool(self._open.any())
-
-    def replace(self, weight: Tensor, *, reset_state: bool) -> None:
-        """See `IdTable.replace`.
-
-        Raises:
-            DataError: Another shape, or a row that is not finite.
-        """
-        if weight.shape != (self.num_rows, self.dim):
-            raise DataError(
-                f"rows of shape {list(weight.shape)} do not fit a table of "
-                f"[{self.num_rows}, {self.dim}]",
-                "use rows that were made for the same catalog, and as wide",
-            )
-        own = weight[self.own].to(self.local)
-        bad = (~torch.isfinite(own)).any(1).nonzero()
-        if len(bad):
-            raise DataError(
-                f"row {int(bad[0]) + self.own.start} of a table holds NaN or inf",
-                "lower the learning rate that the rows were trained with, and train them again",
-            )
-        self.local.copy_(own)
-        for row in self.padding_rows:
-            if self.own.start <= row < self.own.stop:
-                self.local[row - self.own.start] = 0.0
-        if reset_state:
-            self._forget(torch.ones_like(self._open))
-
-    def lookup(self, rows: Tensor) -> Lookup:
-        """See `IdTable.lookup`; the other sharded tables are asked for no row."""
-        none = rows.new_empty(0)
-        asked = {name: rows if name == self._name else none for name in self._tables.tables}
-        return _OneOf(self._tables.lookup(asked), self._name)
-
-    def chunks(self) -> Iterator[Tensor]:
-        """All rows in order, `[at most CHUNK_ROWS, d]` at a time, in every process; collective."""
-        starts = self._tables.gather_starts(self.own)
-        for owner, (start, stop) in enumerate(starts):
-            for first in range(start, stop, CHUNK_ROWS):
-                count = min(CHUNK_ROWS, stop - first)
-                if owner == dist.get_rank(self._tables.group):
-                    part = self.local[first - start : first - start + count].contiguous()
-                else:
-                    part = self.local.new_empty(count, self.dim)
-                source = dist.get_global_rank(self._tables.group, owner)
-                dist.broadcast(part, source, group=self._tables.group)
-                yield part
-
-    def gather(self) -> Tensor:
-        """The whole table, `[N, d]`, in the group's first process, on the CPU; `[0, d]` elsewhere.
-
-        No process holds more than the table (the first) or a chunk of it; collective.
-        """
-        first = dist.get_rank(self._tables.group) == 0
-        whole = torch.empty(self.num_rows if first else 0, self.dim)
-        done = 0
-        for part in self.chunks():
-            if first:
-                whole[done : done + len(part)].copy_(part)
-            done += len(part)
-        return whole
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `IdTable.state_dict`: of this process's rows, but for `open`, bool `[N]`.
-
-        Names are those of `LocalTable`, which can go on from the rows of all processes.
-        """
-        return {
-            "weight": self.local,
-            "start": torch.tensor(self.own.start),
-            "open": self._open,
-            "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
-            # None of the optimizers keeps more.
-            **{"optimizer.accumulator": state for state in self._states},
-        }
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See `IdTable.load_state_dict`; of a `LocalTable`, these rows of its state will do.
-
-        Raises:
-            DataError: The state of another table or optimizer, or of other rows.
-        """
-        own, given = (
-            {
-                name: list(each.shape)
-                for name, each in states.items()
-                if name == "weight" or name.startswith("optimizer.")
-            }
-            for states in (self.state_dict(), state)
-        )
-        if own != given or int(state["start"]) != self.own.start:
-            raise DataError(
-                f"a saved part {given} of a table does not fit this process's {own}",
-                "go on with the table and the optimizer that it was saved from",
-            )
-        self.local.copy_(state["weight"])
-        for each in self._states:
-            each.copy_(state["optimizer.accumulator"])
-        # Of a local table it may be one value for all rows.
-        self._open.copy_(state["open"].expand_as(self._open))
-        self._open[list(self.padding_rows)] = False
-        self._trainable = bool(self._open.any())
-        self.learning_rate = float(state["learning_rate"])
 
     def push_learning_rate(self) -> None:
         """Tells FBGEMM the learning rate; its own optimizers do so in a `zero_grad()` alone."""
@@ -240,22 +98,10 @@ class ShardedTable:
         distinct, summed = sum_by_row(rows, grad)
         closed = ~self._open.index_select(0, distinct)
         summed.masked_fill_(closed[:, None], 0.0)
-        return summed.mul_(dist.get_world_size(self._tables.group))
-
-    def _forget(self, rows: Tensor) -> None:
-        for state in self._states:
-            state[rows[self.own]] = 0.0
-
-    def _as_mask(self, rows: Tensor) -> Tensor:
-        if rows.dtype != torch.bool or rows.shape != (self.num_rows,):
-            raise TrainingError(
-                f"rows to open or close came as {rows.dtype} of shape {list(rows.shape)}",
-                f"give a mask: bool, of shape [{self.num_rows}]",
-            )
-        return rows.to(self._open.device)
+        return summed.mul_(dist.get_world_size(self._group))
 
 
-class ShardedTables(TableGroup):
+class ShardedTables(PartTables):
     """ID tables split by rows over the processes of a group, and any others beside them."""
 
     def __init__(
@@ -288,67 +134,56 @@ class ShardedTables(TableGroup):
                     f"the sharded table `{name}` is {spec.rows.shape[1]} wide, no multiple of 4",
                     "set its dim (model.dim for `item`) to a multiple of 4",
                 )
-            if spec.rows.dtype != torch.float32:
-                raise DataError(
-                    f"the sharded table `{name}` cannot hold its rows as {spec.rows.dtype}",
-                    "give float32 rows",
-                )
-        self.group = group
+        super().__init__(tables, group)
         self.device = torch.device(device)
         self._in_flight: list[ShardedLookup] = []
-        made: dict[str, ShardedTable] = {}
         self._collections: list[_Collection] = []
+        made: dict[str, ShardedTable] = {}
         for width in sorted({spec.rows.shape[1] for spec in tables.values()}):
             same = {name: spec for name, spec in tables.items() if spec.rows.shape[1] == width}
             module = _shard(same, width, group, self.device)
             kernels = _kernels(module)
-            for name, spec in same.items():
-                kernel, index = kernels[name]
-                start = min(_block(spec, group) * dist.get_rank(group), len(spec.rows))
-                made[name] = ShardedTable(self, name, spec, kernel, index, start)
+            made |= {
+                name: ShardedTable(self, name, spec, *kernels[name]) for name, spec in same.items()
+            }
             self._collections.append(_Collection(module, {name: made[name] for name in same}))
-        super().__init__({name: made[name] for name in tables})
         self.sharded = {name: made[name] for name in tables}
-        """Those of the tables that are split."""
+        self.tables = dict(self.sharded)
 
-    def beside(self, tables: Mapping[str, IdTable]) -> TableGroup:
-        """The same tables, with those of `tables` that this process holds whole beside them."""
-        whole = {name: own for name, own in tables.items() if name not in self.sharded}
-        self.tables = {**self.sharded, **whole}
-        return self
+    @property
+    def in_flight(self) -> int:
+        """See `PartTables.in_flight`."""
+        return len(self._in_flight)
 
-    def lookup(self, rows: Mapping[str, Tensor]) -> ShardedLookup:
+    def lookup(self, rows: Mapping[str, Tensor], counts: Tensor | None = None) -> ShardedLookup:
         """See `TableGroup.lookup`; collective."""
         self._require_names(rows)
         distinct: dict[str, Tensor] = {}
         inverse: dict[str, Tensor] = {}
         for name, table in self.sharded.items():
             distinct[name], inverse[name] = torch.unique(rows[name], return_inverse=True)
-            _require_inside(name, distinct[name], table.num_rows)
+            require_inside(name, distinct[name], table.num_rows)
         whole = {
             name: self._lookup(name, rows[name]) for name in self.tables if name not in self.sharded
         }
         pending = [own.look_up(distinct) for own in self._collections]
+        counting = None
+        if counts is not None:
+            counts = counts.clone()
+            counting = dist.all_reduce(counts, group=self.group, async_op=True)
         asked = {name: rows[name] for name in self.sharded}
-        found = ShardedLookup(whole, self, pending, asked, inverse)
+        found = ShardedLookup(whole, self, pending, asked, inverse, counting, counts=counts)
         self._in_flight.append(found)
         return found
 
     def settle(self) -> None:
-        """Waits for every lookup that is under way, so that another collective may be launched."""
+        """See `PartTables.settle`."""
         for lookup in list(self._in_flight):
             lookup.finish()
 
     def arrived(self, lookup: ShardedLookup) -> None:
         """Takes note that a lookup is no longer under way."""
         self._in_flight = [own for own in self._in_flight if own is not lookup]
-
-    def gather_starts(self, own: slice) -> list[tuple[int, int]]:
-        """The first row and the one after the last of each process; collective."""
-        mine = torch.tensor([own.start, own.stop], device=self.device)
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(every, mine, group=self.group)
-        return [(int(start), int(stop)) for start, stop in every]
 
 
 @dataclass(frozen=True)
@@ -361,6 +196,8 @@ class ShardedLookup(GroupLookup):
     """What was asked for, int64 `[n]` by table."""
     inverse: Mapping[str, Tensor]
     """The place of each among the distinct ones."""
+    counting: dist.Work | None
+    """The sum of the counts, if there are any."""
     read: dict[str, Tensor] = field(default_factory=dict)
     """What `wait` gave."""
 
@@ -368,7 +205,14 @@ class ShardedLookup(GroupLookup):
         """Waits until the rows are here."""
         for each in self.pending:
             each.finish()
+        if self.counting is not None:
+            self.counting.wait()
         self.owner.arrived(self)
+
+    def total(self) -> Tensor | None:
+        """See `GroupLookup.total`."""
+        self.finish()
+        return self.counts
 
     def wait(self) -> dict[str, Tensor]:
         """See `GroupLookup.wait`."""
@@ -450,11 +294,7 @@ class _Pending:
     def update(self, rows: Mapping[str, Tensor], grads: Mapping[str, Tensor | None]) -> None:
         """Runs the backward, if any table of the collection trained at the lookup."""
         for name, trains in self.trains.items():
-            if not trains and grads[name] is not None:
-                raise TrainingError(
-                    f"the frozen table `{name}` was asked to update its rows",
-                    "thaw it first, or skip the update",
-                )
+            require_trains(name, trains, grads[name])
         if not any(self.trains.values()):
             return
         tables = self.collection.tables
@@ -472,20 +312,6 @@ class _Pending:
         torch.autograd.backward(again, [own.grad for own in self.sent])
 
 
-@dataclass(frozen=True)
-class _OneOf:
-    """One table's part of a lookup; it implements `thawline.tables.Lookup`."""
-
-    lookup: ShardedLookup
-    name: str
-
-    def wait(self) -> Tensor:
-        return self.lookup.wait()[self.name]
-
-    def apply(self, grad: Tensor) -> None:
-        self.lookup.apply({self.name: grad})
-
-
 def _shard(
     tables: Mapping[str, Shards], width: int, group: dist.ProcessGroup, device: torch.device
 ) -> Any:
@@ -496,7 +322,7 @@ def _shard(
                 name=name,
                 embedding_dim=width,
                 # FBGEMM's CPU kernel takes no empty part, so all are of the same size.
-                num_embeddings=_block(spec, group) * dist.get_world_size(group),
+                num_embeddings=spec.block(group) * dist.get_world_size(group),
                 feature_names=[name],
             )
             for name, spec in tables.items()
@@ -524,11 +350,6 @@ def _shard(
     return sharder.shard(module, own, ShardingEnv.from_process_group(group), device)
 
 
-def _block(spec: Shards, group: dist.ProcessGroup) -> int:
-    """Rows of each process; the last ones may be beyond the table's end."""
-    return -(-len(spec.rows) // dist.get_world_size(group))
-
-
 def _kernels(module: Any) -> dict[str, tuple[Any, int]]:
     """FBGEMM's module of each table, and its place in it."""
     return {
@@ -538,15 +359,3 @@ def _kernels(module: Any) -> dict[str, tuple[Any, int]]:
         if isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen)
         for index, name in enumerate(kernel.table_names)
     }
-
-
-def _require_inside(name: str, distinct: Tensor, num_rows: int) -> None:
-    if not len(distinct):
-        return
-    low, high = int(distinct[0]), int(distinct[-1])
-    if low < 0 or high >= num_rows:
-        raise TrainingError(
-            f"the table `{name}`: row {low if low < 0 else high} is outside a table of "
-            f"{num_rows} rows",
-            "use the table and the dataset that were made from the same catalog",
-        )

@@ -103,8 +103,7 @@ class CrossFitTrainer(Trainer):
         outside.apply({name: read.grad for name, read in embeddings.items()})  # None of the item's.
         if gradient is not None:
             inside.apply(gradient)
-        self._step_network()
-        return losses
+        return self._step_network(losses)
 
     def _in_copies(self, rows: list[Tensor], copies: list[int]) -> Tensor:
         """Rows of the table for rows of items, part by part."""

@@ -29,7 +29,7 @@ from thawline.data.batches import Batch, RequestReader, padded_width
 from thawline.data.ids import IdTableSpec
 from thawline.data.shards import Shard
 from thawline.errors import ConfigError, TrainingError
-from thawline.model.ranker import Counts, Losses
+from thawline.model.ranker import Losses
 
 TIMEOUT = timedelta(hours=1)
 """How long a process waits for the others, as while the first one evaluates."""
@@ -79,7 +79,7 @@ class Ranks:
 
     def first(self, value: int) -> int:
         """The first process's value; collective."""
-        return self.total(value if self.leads else 0)
+        return self.total(int(value) if self.leads else 0)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -160,34 +160,40 @@ class DenseSums:
         self.stopping = False
         """Whether any process was to stop when the losses were last summed: the same in all."""
 
-    def counts(self, counts: Counts) -> Counts:
-        """What the objectives of all processes' batches are means over."""
-        return Counts(*self._sum(torch.stack(_values(counts))).unbind())
-
     def losses(self, losses: Losses) -> Losses:
         """The losses of all processes' batches, without a graph; brings `stopping` up to date."""
-        values = torch.stack([own.detach() for own in _values(losses)])
-        # A sum of its own for one flag would cost every step a round trip.
-        flag = values.new_full((1,), float(self.asked_to_stop()))
-        *summed, stopping = self._sum(torch.cat([values, flag])).unbind()
-        self.stopping = bool(stopping > 0)
-        return Losses(*summed)
+        return self._read(self._sum(self._told(losses)))
 
-    def gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replaces gradients by their sums; one that no process has stays None."""
+    def gradients(self, parameters: Iterable[nn.Parameter], losses: Losses) -> Losses:
+        """Replaces gradients by their sums, and does what `losses` does, in one sum.
+
+        A gradient that no process has stays None.
+        """
         trained = [own for own in parameters if own.requires_grad]
-        if not trained:
-            return
         grads = [own.grad for own in trained]
         flat = [
             torch.zeros_like(own).flatten() if grad is None else grad.flatten()
             for own, grad in zip(trained, grads, strict=True)
         ]
-        there = torch.tensor([float(grad is not None) for grad in grads], device=flat[0].device)
-        summed = self._sum(torch.cat([*flat, there]))
-        parts = summed.split([*(own.numel() for own in trained), len(trained)])
-        for own, part, found in zip(trained, parts, parts[-1].tolist(), strict=False):
-            own.grad = part.view_as(own) if found else None
+        told = self._told(losses)
+        there = told.new_tensor([float(grad is not None) for grad in grads])
+        summed = self._sum(torch.cat([*flat, there, told]))
+        sizes = [own.numel() for own in trained]
+        *parts, found, told = summed.split([*sizes, len(trained), len(told)])
+        for own, part, any_has in zip(trained, parts, found.tolist(), strict=True):
+            own.grad = part.view_as(own) if any_has else None
+        return self._read(told)
+
+    def _told(self, losses: Losses) -> Tensor:
+        """What each step tells the other processes; a sum of its own would cost a round trip."""
+        values = torch.stack([own.detach() for own in _values(losses)])
+        return torch.cat([values, values.new_full((1,), float(self.asked_to_stop()))])
+
+    def _read(self, told: Tensor) -> Losses:
+        *summed, stopping = told.unbind()
+        self.stopping = bool(stopping > 0)
+        # A copy, since views would keep the gradients' memory for as long as the losses.
+        return Losses(*torch.stack(summed).unbind())
 
     def _sum(self, values: Tensor) -> Tensor:
         self._settle()
@@ -262,5 +268,5 @@ def require_one_table_copy(engine: str, ranks: Ranks | None) -> None:
         )
 
 
-def _values(counts: Counts | Losses) -> list[Any]:
-    return [getattr(counts, each.name) for each in fields(counts)]
+def _values(losses: Losses) -> list[Any]:
+    return [getattr(losses, each.name) for each in fields(losses)]

@@ -170,7 +170,12 @@ class Trainer:
         whole_group = group(self.tables | ({"content": content} if content else {}))
         self.clock = Clock(device)
         self.prefetcher: Prefetcher[Group] = Prefetcher(
-            whole_group, self._rows, staleness=staleness, device=device, clock=self.clock
+            whole_group,
+            self._rows,
+            counts=None if sums is None else self._counts,
+            staleness=staleness,
+            device=device,
+            clock=self.clock,
         )
         self.sums = sums
         self.clip_norm = clip_norm
@@ -316,7 +321,12 @@ class Trainer:
     def train_step(self, batch: Batch) -> Losses:
         """One step on one batch, looked up now."""
         alone: Prefetcher[Group] = Prefetcher(
-            self.prefetcher.tables, self._rows, staleness=0, device=self.device, clock=self.clock
+            self.prefetcher.tables,
+            self._rows,
+            counts=self.prefetcher.counts,
+            staleness=0,
+            device=self.device,
+            clock=self.clock,
         )
         (losses,) = [self._train_on(step, flush=True) for step in alone.steps([[batch]])]
         return losses
@@ -332,7 +342,7 @@ class Trainer:
             self.network.optimizer.zero_grad()
         leaves = _split(step.embeddings, [self.ranker.rows(batch) for batch in step.batch])
         with self.clock.phase("forward"):
-            whole = self._count(step.batch)
+            whole = self._whole(step)
         parts = []
         for batch, rows in zip(step.batch, leaves, strict=True):
             with self.clock.phase("forward"):
@@ -347,28 +357,35 @@ class Trainer:
             with self.clock.phase("backward"):
                 losses.total.backward()
             parts.append(losses)
+        losses = parts[0] if len(parts) == 1 else _add(parts)
         self._accumulating += 1
         # Before the rows' update, which waits for the lookup in flight: this hides more of it.
         if flush or not self.accumulated.fused or self._accumulating == self._most_accumulated:
             with self.clock.phase("optimizer"):
-                self._step_network()
+                losses = self._step_network(losses)
+        elif self.sums is not None:
+            losses = self.sums.losses(losses)
         with self.clock.phase("update"):
             step.apply(_gradients(leaves))
-        losses = parts[0] if len(parts) == 1 else _add(parts)
-        return losses if self.sums is None else self.sums.losses(losses)
+        return losses
 
-    def _count(self, group: Group) -> Counts | None:
-        """What the step's losses are means over, if that is more than one batch."""
-        if self.sums is None and len(group) == 1:
-            return None
+    def _counts(self, group: Group) -> Tensor:
+        """What the losses of this process's part of a step are means over, `[3]`."""
         counts = _sum(Counts.of(batch) for batch in group)
-        return counts if self.sums is None else self.sums.counts(counts)
+        return torch.stack([getattr(counts, each.name) for each in fields(counts)])
+
+    def _whole(self, step: Step[Group]) -> Counts | None:
+        """What the step's losses are means over, if that is more than one batch."""
+        if step.counts is not None:
+            return Counts(*step.counts.unbind())
+        return _sum(Counts.of(batch) for batch in step.batch) if len(step.batch) > 1 else None
 
     @property
     def _most_accumulated(self) -> int:
         return self.accumulated.micro_batches if self.accumulated.fused else 1
 
-    def _step_network(self) -> None:
+    def _step_network(self, losses: Losses) -> Losses:
+        """The network's step; gives the losses of all processes."""
         if self._accumulating > 1:
             # Of means over micro-batches, to the gradient of their mean.
             for parameter in self.ranker.parameters():
@@ -376,10 +393,11 @@ class Trainer:
                     parameter.grad /= self._accumulating
         self._accumulating = 0
         if self.sums is not None:
-            self.sums.gradients(self.ranker.parameters())
+            losses = self.sums.gradients(self.ranker.parameters(), losses)
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.ranker.parameters(), self.clip_norm)
         self.network.optimizer.step()
+        return losses
 
     def _follow_schedule(self, step: int) -> None:
         for component in self._table_components:

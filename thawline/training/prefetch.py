@@ -67,6 +67,8 @@ class Step(Generic[B]):
         self._look_ahead: Callable[[], None] | None = look_ahead
         self.embeddings = {name: _leaf(rows, lane) for name, rows in flight.rows(lane).items()}
         """The rows of each table, leaves `[n, d]`; one requires grad only if its table trains."""
+        self.counts = flight.lookup.total()
+        """The sum of the batch's counts over the processes that train together."""
 
     def look_ahead(self) -> None:
         """Launches the next lookup; call it right after the forward. Once is enough."""
@@ -101,6 +103,7 @@ class Prefetcher(Generic[B]):
         tables: TableGroup,
         rows: Callable[[B], Mapping[str, Tensor]],
         *,
+        counts: Callable[[B], Tensor] | None = None,
         staleness: int = 1,
         device: torch.device | str = "cpu",
         clock: Clock | None = None,
@@ -110,6 +113,8 @@ class Prefetcher(Generic[B]):
         Args:
             tables: What the rows are of.
             rows: From a batch to the rows of each table that it needs, int64 `[n]`.
+            counts: From a batch to what is to be summed over the processes, int64 `[k]`; it
+                travels with the lookup.
             staleness: How many updates a lookup misses: 0 looks up when a batch is due; 1 or more
                 looks up that many batches ahead.
             device: Where the tables are.
@@ -122,6 +127,7 @@ class Prefetcher(Generic[B]):
             raise ConfigError(f"a staleness of {staleness} cannot be", "set 0, 1 or more")
         self.tables = tables
         self.rows = rows
+        self.counts = counts
         self.staleness = staleness
         self.lane: Lane = make_lane(device)
         self.clock = clock or Clock(device)
@@ -195,10 +201,12 @@ class Prefetcher(Generic[B]):
                     "a step ended without its update", "call apply() before the next step"
                 )
             index += 1
+        self.tables.settle()
 
     def _look_up(self, batch: B, known: Mapping[str, Tensor] | None = None) -> _InFlight[B]:
         with self.clock.phase("lookup"), self.lane.read() as read:
-            lookup = self.tables.lookup(self.rows(batch))
+            counts = None if self.counts is None else self.counts(batch)
+            lookup = self.tables.lookup(self.rows(batch), counts)
         return _InFlight(batch, lookup, read, known or {})
 
 
