@@ -94,6 +94,16 @@ def test_the_answer_names_the_tiers_on_which_it_is_better_or_worse():
     )
 
 
+def test_a_difference_that_rounds_to_none_and_tiers_of_which_none_is_decided():
+    rows = [compared(name, 0.75, 0.75, 0.004) for name in ("pooled", "head", "cold")]
+    (sentence,) = is_better(champion(*rows), ["next"], "save")
+    assert plain(sentence) == (
+        "On next, save AUC is as high as that of feed-ranker version 3 (95 % interval -0.0040 to "
+        "+0.0040): no difference can be told; the smallest effect these data could show is "
+        "0.0056. Nor can it by tier."
+    )
+
+
 def test_worries_come_from_rules_comparison_calibration_and_audit():
     finding = {"severity": "warning", "text": "Too few.", "waived": False}
     waived = {"severity": "error", "text": "A leak.", "waived": True}
@@ -137,6 +147,9 @@ def test_a_scale_ends_on_round_figures_and_within_its_bounds():
     dots = [Dot("a", 0.712, 0.688, 0.731), Dot("thin", 0.2, thin=True)]
     scale = Scale.over(dots, 0.7)
     assert (round(scale.low, 9), round(scale.high, 9)) == (0.68, 0.74)
+    # No difference at all is drawn on a scale of 0.002.
+    none = Scale.over([Dot("a", 0.0, 0.0, 0.0)], 0.0)
+    assert (round(none.low, 9), round(none.high, 9)) == (-0.001, 0.001)
     assert Scale.over([Dot("a", 0.99, 0.95, 1.0)], None, (0.0, 1.0)).high == 1.0
 
 

@@ -15,6 +15,9 @@ from thawline.evaluation import formatting
 THIN = 50
 """A slice with fewer positives is drawn hollow and does not set the scale."""
 
+LEAST_SPAN = 0.002
+"""Of a scale, so that differences of rounding do not look like any."""
+
 MARGIN = 0.04
 """Of the scale's span, on either side."""
 
@@ -58,10 +61,10 @@ class Scale:
         if not known:
             return cls(0.0, 1.0)
         low, high = min(known), max(known)
-        step = _step(max(high - low, 1e-9 * max(1.0, abs(low))))
+        short = max(0.0, LEAST_SPAN - (high - low))
+        low, high = low - short / 2, high + short / 2
+        step = _step(high - low)
         low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-        if low == high:
-            low, high = low - step, high + step
         return cls(max(low, bounds[0]), min(high, bounds[1]))
 
     def place(self, value: float) -> float:

@@ -85,7 +85,7 @@ def render_report(evaluation: Tree) -> str:
         passed=evaluation.get("passed"),
         reasons=evaluation.get("reasons") or (),
         rules=report_verdict.gate_view(evaluation.get("gate")),
-        champion=report_verdict.champion_view(champion) if champion else None,
+        champion=report_verdict.champion_view(champion, primary) if champion else None,
         tiles=[tile for name, tree in metrics.items() if (tile := report_holdout.tile(name, tree))],
         holdouts=[
             report_holdout.holdout_view(name, tree, epochs, windows, tracks, sampled=sampled)

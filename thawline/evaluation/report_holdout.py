@@ -6,6 +6,7 @@ Every key of a metrics tree that older evaluations lack may be absent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -158,6 +159,8 @@ def slices(tree: Tree, action: str) -> list[dict[str, Any]]:
             for value, heads in values.items()
             if action in heads
         ]
+        if all(dot.name.isdigit() for dot in dots):
+            dots.sort(key=lambda dot: int(dot.name))
         if any(dot.value is not None for dot in dots):
             kinds[kind] = dots
     pooled = tree["pooled"][action]["auc"]
@@ -181,7 +184,8 @@ def _tiers(tree: Tree, action: str) -> dict[str, Any]:
         for tier in TIERS
     ]
     pooled = tree["pooled"][action]["auc"]
-    return dot_plot(dots, pooled, Scale.over(dots, pooled, PROBABILITY))
+    every = [replace(dot, thin=False) for dot in dots]
+    return dot_plot(dots, pooled, Scale.over(every, pooled, PROBABILITY))
 
 
 def _dot(

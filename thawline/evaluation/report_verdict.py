@@ -5,7 +5,7 @@ From the keys `gate` and `champion` of `evaluation.json`, which older ones lack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from thawline.config.running import LOWER_IS_BETTER
@@ -16,6 +16,12 @@ from thawline.evaluation.formatting import listed
 Tree = Mapping[str, Any]
 
 Judgement = Literal["better", "worse", "undecided"]
+
+SHOWN = ("auc", "normalized_entropy", "calibration")
+"""Figures of the primary action whose comparison is not folded away."""
+
+ROUNDED = 5e-5
+"""Smaller differences are none to a reader of four decimals."""
 
 MAX_MISCALIBRATION = 0.05
 """A mean prediction may be this far off, as a share of the rate, before it is spoken of."""
@@ -28,12 +34,6 @@ def gate_view(gate: Tree | None) -> list[dict[str, Any]]:
             "name": rule["name"],
             "status": rule["status"],
             "reason": rule.get("reason") or "",
-            "figures": [
-                (name, formatting.figure(rule[key]))
-                for name, key in (("value", "value"), ("bound", "bound"))
-                if isinstance(rule.get(key), int | float)
-            ],
-            "interval": formatting.interval([rule.get("low"), rule.get("high")], sign=True),
         }
         for rule in (gate or {}).get("rules") or ()
     ]
@@ -46,8 +46,13 @@ def champion_name(champion: Tree) -> str:
     return f"{name} version {version}" if version else str(name)
 
 
-def champion_view(champion: Tree) -> dict[str, Any]:
-    """What the page shows of the comparison: a dot plot of differences a hold-out and figure."""
+def champion_view(champion: Tree, action: str | None) -> dict[str, Any]:
+    """What the page shows of the comparison: a dot plot of differences a hold-out and figure.
+
+    Args:
+        champion: From `evaluation.json`.
+        action: The primary one, whose main figures are not folded away.
+    """
     return {
         "name": champion_name(champion),
         "facts": {
@@ -55,8 +60,9 @@ def champion_view(champion: Tree) -> dict[str, Any]:
             for key in ("recipe", "data_version")
             if champion.get(key)
         },
+        "notes": champion.get("notes") or (),
         "holdouts": [
-            {"name": holdout, "size": _size(rows), "groups": list(_groups(rows))}
+            {"name": holdout, "size": _size(rows)} | _folded(_groups(rows), action)
             for holdout, rows in (champion.get("comparison") or {}).items()
             if rows
         ],
@@ -168,9 +174,12 @@ def _against(holdout: str, row: Tree, of: str) -> str:
     what = f"On {holdout}, {row['action']} AUC"
     if difference is None:
         return f"{what} cannot be compared with {of}: it is undefined."
-    side = "above" if difference >= 0 else "below"
     bounds = formatting.interval([row.get("low"), row.get("high")], sign=True)
-    text = f"{what} is {abs(difference):.4f} {side} {of}"
+    if abs(difference) < ROUNDED:
+        text = f"{what} is as high as {of}"
+    else:
+        side = "above" if difference > 0 else "below"
+        text = f"{what} is {abs(difference):.4f} {side} {of}"
     if bounds is None:
         return f"{text}."
     text += f" (95 % interval {bounds})"
@@ -184,6 +193,8 @@ def _against(holdout: str, row: Tree, of: str) -> str:
 
 def _by_tier(rows: Sequence[Tree]) -> str:
     parts = []
+    if rows and all(judge(row) == "undecided" for row in rows):
+        return " Nor can it by tier." if len(rows) > 1 else ""
     for judgement in ("better", "worse", "undecided"):
         names = [row["slice"] for row in rows if judge(row) == judgement]
         if names:
@@ -201,6 +212,14 @@ def _size(rows: Sequence[Tree]) -> str:
     return ", ".join(parts)
 
 
+def _folded(groups: Iterable[dict[str, Any]], action: str | None) -> dict[str, Any]:
+    parts: dict[str, Any] = {"shown": [], "folded": []}
+    for group in groups:
+        main = group["action"] == action and group["figure"] in SHOWN
+        parts["shown" if main else "folded"].append(group)
+    return parts
+
+
 def _groups(rows: Sequence[Tree]) -> Iterator[dict[str, Any]]:
     """The slices of each action and figure, as a dot plot."""
     keys = dict.fromkeys((row["action"], row["figure"]) for row in rows)
@@ -209,6 +228,8 @@ def _groups(rows: Sequence[Tree]) -> Iterator[dict[str, Any]]:
             _difference(row) for row in rows if (row["action"], row["figure"]) == (action, figure)
         ]
         yield {
+            "action": action,
+            "figure": figure,
             "title": f"{action}: {formatting.label(figure)}",
             "plot": dot_plot(dots, 0.0, Scale.over(dots, 0.0), signed=True),
         }
