@@ -15,6 +15,7 @@ from thawline.data.batches import Batch
 from thawline.errors import DataError, TrainingError
 from thawline.model.ranker import Counts, Losses, Ranker
 from thawline.tables import IdTable, TableGroup
+from thawline.training import course
 from thawline.training.clock import Clock
 from thawline.training.components import Network, TableComponent, TrainedTable
 from thawline.training.distributed import DenseSums
@@ -46,6 +47,8 @@ class EpochSummary:
     """Counted from 0."""
     losses: dict[str, float]
     """Mean over steps of each objective."""
+    course: list[float | None]
+    """Mean head loss over each part of the epoch (`training.course`); None: no step in it."""
     steps: int
     requests: int
     seconds: float
@@ -62,16 +65,20 @@ class Progress:
     """What an epoch has come to so far."""
 
     totals: dict[str, Tensor] = field(default_factory=dict)
+    """Sums over steps by objective, and the epoch's `course`."""
     steps: int = 0
     requests: int = 0
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
 
-    def add(self, group: Group, losses: Losses) -> None:
-        """Counts a step."""
+    def add(self, group: Group, losses: Losses, step: int, steps: int) -> None:
+        """Counts a step, which comes after `step` of the epoch's `steps`."""
         for name in (each.name for each in fields(Losses)):
             value = getattr(losses, name).detach()
             self.totals[name] = self.totals.get(name, torch.zeros_like(value)) + value
+        head = losses.head.detach()
+        known = self.totals.get("course", course.begun(head))
+        self.totals["course"] = course.added(known, head, step, steps)
         self.steps += 1
         self.requests += sum(len(batch) for batch in group)
 
@@ -268,15 +275,19 @@ class Trainer:
         started, before = time.perf_counter(), self._progress.seconds
         for group, losses in self._steps(epoch):
             self._check_finite(losses, group, epoch)
+            place = self.step - epoch * self.steps_per_epoch
             self.step += 1
-            self._progress.add(group, losses)
+            self._progress.add(group, losses, place, self.steps_per_epoch)
             self._progress.seconds = before + time.perf_counter() - started
             self.on_step(self.step, self.steps_per_epoch * self.schedule.epochs)
         done, self._progress = self._progress, Progress()
         done.add_phases(self.clock.take())
         return EpochSummary(
             epoch=epoch,
-            losses={name: float(total) / done.steps for name, total in done.totals.items()},
+            losses={
+                each.name: float(done.totals[each.name]) / done.steps for each in fields(Losses)
+            },
+            course=course.means(done.totals["course"]),
             steps=done.steps,
             requests=done.requests,
             seconds=done.seconds,
