@@ -179,11 +179,14 @@ def test_killed_after_any_step_and_resumed_it_ends_with_the_same_bits(case, tmp_
     train(saving, lambda: checkpoints.save(saving.state_dict(), []))
 
     require_same(saving.state_dict(), end)
-    assert checkpoints.steps() == list(range(1, unbroken.step + 1))
-    for step in checkpoints.steps():
+    per_epoch = unbroken.steps_per_epoch
+    assert [epochs * per_epoch for epochs in checkpoints.saved()] == pytest.approx(
+        range(1, unbroken.step + 1)
+    )
+    for step, epochs in enumerate(checkpoints.saved(), start=1):
         resumed = make()
         torch.manual_seed(step)
-        resumed.load_state_dict(checkpoints.load(step).state)
+        resumed.load_state_dict(checkpoints.load(epochs).state)
         seen_after, summaries_after = train(resumed)
         require_same(resumed.state_dict(), end)
         assert seen_after == seen[step:]
@@ -191,7 +194,8 @@ def test_killed_after_any_step_and_resumed_it_ends_with_the_same_bits(case, tmp_
 
 
 def state(step, **tensors):
-    return State({"part": tensors or {"weight": torch.tensor([1.0])}}, {"step": step})
+    facts = {"step": step, "steps_per_epoch": 1}
+    return State({"part": tensors or {"weight": torch.tensor([1.0])}}, facts)
 
 
 def test_the_last_ones_and_the_best_are_kept(tmp_path):
@@ -199,11 +203,11 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     for step in range(1, 7):
         checkpoints.save(state(step), [], best=2)
 
-    assert checkpoints.steps() == [2, 5, 6]
+    assert checkpoints.saved() == [2, 5, 6]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "step-00000002",
-        "step-00000005",
-        "step-00000006",
+        "epoch-002.00000000",
+        "epoch-005.00000000",
+        "epoch-006.00000000",
     ]
     checkpoints.clear()
     assert not (tmp_path / "run").exists()
@@ -216,7 +220,7 @@ def test_tensors_and_epochs_come_back_as_they_were(tmp_path):
         "flag": torch.tensor(True),
         "none": torch.zeros(0, 4),
     }
-    saved = State({"x/y": tensors, "empty": {}}, {"step": 3, "seconds": 0.1})
+    saved = State({"x/y": tensors, "empty": {}}, {"step": 3, "steps_per_epoch": 2, "seconds": 0.1})
     epochs = [{"losses": {"total": 1 / 3}, "metrics": {"auc": None}}]
     Checkpoints(tmp_path).save(saved, epochs)
 
@@ -230,7 +234,7 @@ def test_tensors_and_epochs_come_back_as_they_were(tmp_path):
         assert read.dtype == tensor.dtype
         assert torch.equal(read, tensor)
     files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"checkpoint.json", "state.safetensors"}
+    assert files == {"checkpoint.json", "state-0.safetensors"}
 
 
 @pytest.mark.parametrize("killed_at", ["save_file", "json", "rename"])
@@ -252,19 +256,19 @@ def test_a_kill_while_saving_leaves_the_one_before(tmp_path, monkeypatch, killed
             checkpoints.save(state(2), [])
 
     again = Checkpoints(tmp_path)
-    assert again.steps() == [1]
+    assert again.saved() == [1]
     assert again.load_last().state.facts["step"] == 1
     again.save(state(2), [])
-    assert again.steps() == [1, 2]
+    assert again.saved() == [1, 2]
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), [])
-    file = tmp_path / "step-00000001" / "state.safetensors"
+    file = tmp_path / "epoch-001.00000000" / "state-0.safetensors"
     file.write_bytes(file.read_bytes()[:-2])
 
-    with pytest.raises(DataError, match=r"step-00000001 cannot be read") as caught:
+    with pytest.raises(DataError, match=r"epoch-001\.00000000 cannot be read") as caught:
         checkpoints.load_last()
     assert "remove it" in caught.value.remedy
 
@@ -272,7 +276,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), [])
-    file = tmp_path / "step-00000001" / "checkpoint.json"
+    file = tmp_path / "epoch-001.00000000" / "checkpoint.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 0}))
 
     with pytest.raises(DataError, match="is a checkpoint of version 0"):
@@ -286,7 +290,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path):
     for bad in (float("nan"), float("inf"), -float("inf")):
         with pytest.raises(TrainingError, match="part holds NaN or inf in `rows` after step 2"):
             checkpoints.save(state(2, rows=torch.tensor([0.0, bad, 1.0])), [])
-    assert checkpoints.steps() == [1]
+    assert checkpoints.saved() == [1]
 
 
 def test_a_state_of_another_run_is_refused(tmp_path):

@@ -139,9 +139,9 @@ def test_sigterm_saves_after_the_present_step_and_ends_with_143(
     with pytest.raises(Terminated) as caught:
         run("m")
     assert caught.value.code == 143
-    assert sorted(path.name for path in tmp_path.glob("m.checkpoints/*/step-*")) == [
-        "step-00000002",
-        "step-00000003",
+    assert sorted(path.name for path in tmp_path.glob("m.checkpoints/*/epoch-*")) == [
+        "epoch-000.40000000",
+        "epoch-000.60000000",
     ]
     at_step(-1, kill)
 
@@ -162,7 +162,7 @@ def test_another_config_starts_anew_and_leaves_no_checkpoint_behind(run, at_step
     at_step(3, kill)
     with pytest.raises(KeyboardInterrupt):
         run("m", learning_rate=0.002)
-    assert list(tmp_path.glob("m.checkpoints/*/step-*"))
+    assert list(tmp_path.glob("m.checkpoints/*/epoch-*"))
     at_step(-1, kill)
 
     run("m", learning_rate=0.003)
@@ -196,7 +196,7 @@ def test_a_folder_of_choice_is_shared_by_runs(run, at_step, unbroken, tmp_path, 
 
     assert "goes on after step 2" in capfd.readouterr().err
     (left,) = (tmp_path / "shared").iterdir()
-    assert [path.name for path in left.iterdir()] == ["step-00000002"]
+    assert [path.name for path in left.iterdir()] == ["epoch-000.40000000"]
 
 
 def test_two_runs_with_the_same_checkpoints_do_not_mix(run, tiny_dataset, table, tmp_path):
@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(run, tmp_path)
         run("m", learning_rate=1e12, recipe="frozen", checkpoint={"every_steps": 1})
 
     (named,) = re.findall(r"the last good checkpoint is (.*)", caught.value.what)
-    steps = sorted(tmp_path.glob("m.checkpoints/*/step-*"))
+    steps = sorted(tmp_path.glob("m.checkpoints/*/epoch-*"))
     assert named == str(steps[-1])
 
 
@@ -254,8 +254,11 @@ def test_checkpoints_at_a_url_outlive_the_machine(
         at_step(STEPS + 2, kill)
         with pytest.raises(KeyboardInterrupt):
             run("first machine", checkpoint=remote)
-        names = {name.rsplit("/", 1)[0][-13:] for _, name in server.objects}
-        assert names == {"step-00000006", "step-00000005"}  # The last, and the best epoch's.
+        names = {name.rsplit("/", 1)[0][-18:] for _, name in server.objects}
+        assert names == {
+            "epoch-001.20000000",
+            "epoch-001.00000000",
+        }  # The last, and the best epoch's.
         at_step(-1, kill)
 
         require_same(run("second machine", checkpoint=remote), unbroken)
@@ -284,14 +287,14 @@ def test_a_process_that_gets_a_signal_goes_on_when_the_command_is_called_again(
         )
 
     broken = start("broken")
-    while not list(tmp_path.glob("broken.checkpoints/*/step-*")):
+    while not list(tmp_path.glob("broken.checkpoints/*/epoch-*")):
         assert broken.poll() is None, broken.stderr.read()
         time.sleep(0.01)
     broken.send_signal(sign)
     broken.communicate(timeout=120)
     assert broken.returncode == (143 if sign == signal.SIGTERM else -signal.SIGKILL)
     assert not (tmp_path / "broken").exists()
-    assert list(tmp_path.glob("broken.checkpoints/*/step-*"))
+    assert list(tmp_path.glob("broken.checkpoints/*/epoch-*"))
 
     again, whole = start("broken"), start("whole")
     _, said = again.communicate(timeout=300)

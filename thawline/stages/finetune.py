@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ from thawline.data.batches import RequestReader
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
 from thawline.folders import whole_folder
-from thawline.model.bundle import Bundle, Meta, save_bundle
+from thawline.model.bundle import Bundle, Meta
 from thawline.model.ids import ModelIds
 from thawline.progress import progress_bar
 from thawline.stages.finetune_parts import (
@@ -27,14 +25,15 @@ from thawline.stages.finetune_parts import (
     logged,
     table_weights,
     trainer_options,
+    write_model,
 )
 from thawline.stages.id_tables import make_tables
 from thawline.stages.machine import prepare_machine
-from thawline.stages.resume import Termination, best_epoch, resume, run_checkpoints
+from thawline.stages.resume import Keeper, Termination, best_epoch, resume, run_checkpoints
 from thawline.tracking.runs import stage_run
 from thawline.training.cross_fit import CrossFitTrainer
 from thawline.training.distributed import joined, require_one_table_copy
-from thawline.training.loop import EpochSummary, Trainer
+from thawline.training.loop import Trainer
 from thawline.training.profile import profiled
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
@@ -152,50 +151,39 @@ def run(
             for epoch in epochs:
                 tracked.log_metrics(logged(epoch), step=epoch["epoch"] + 1)
             termination = Termination()
+            keeper = Keeper(
+                trainer,
+                checkpoints,
+                termination,
+                every_steps=settings.checkpoint.every_steps,
+                epochs=epochs,
+            )
+            keeper.best = best_epoch(config, epochs, meta.actions)
 
             def after_step(step: int, steps: int) -> None:
                 show(step)
                 profile_step(step)
-                every = settings.checkpoint.every_steps
-                at_end = step % trainer.steps_per_epoch == 0
-                if termination.requested or at_end or (every and step % every == 0):
-                    best = best_epoch(config, epochs, meta.actions)
-                    kept = None if best is None else (best + 1) * trainer.steps_per_epoch
-                    checkpoints.save(trainer.state_dict(), epochs, best=kept)
-                termination.obey()
+                keeper.after_step()
 
             trainer.on_step = after_step
-            for summary in _deferring(trainer.epochs(), termination):
+            for summary in termination.deferring(trainer.epochs()):
                 trained = replace(trained, weights=table_weights(tables, content))
                 metrics = epoch_metrics(config, data, trained)
                 drift = {name: own.drift() for name, own in tables.items()}
                 epochs.append(asdict(summary) | {"drift": drift, "metrics": metrics})
                 tracked.log_metrics(logged(epochs[-1]), step=summary.epoch + 1)
-                best = best_epoch(config, epochs, meta.actions)
-        exported = settings.epochs
-        if settings.export == "best" and best is not None and best + 1 < exported:
-            exported = best + 1
-            trainer.load_state_dict(checkpoints.load(exported * trainer.steps_per_epoch).state)
-        exported_meta = meta.model_copy(update={"exported_epoch": exported})
-        trained = replace(trained, meta=exported_meta, weights=table_weights(tables, content))
-        if settings.cold_rows != "keep":
-            tables["item"].repair(trained.weights["item"], settings.cold_rows)
-            repaired = epoch_metrics(config, data, trained)
-            epochs[exported - 1]["repaired"] = repaired
-            tracked.log_metrics({"repaired": repaired}, step=exported)
-        save_bundle(folder, trained, data.root / "catalog.parquet")
-        described = describe(schedule, trainer.components)
-        for name, facts in (("epochs", epochs), ("schedule", described)):
-            (folder / f"{name}.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
-            tracked.log_artifact(folder / f"{name}.json")
+                keeper.best = best_epoch(config, epochs, meta.actions)
+        exported = keeper.export(settings.export)
+        trained = replace(trained, weights=table_weights(tables, content))
+        write_model(
+            folder,
+            tracked,
+            config,
+            data,
+            trained,
+            tables["item"],
+            epochs,
+            exported=exported,
+            described=describe(schedule, trainer.components),
+        )
     return epochs
-
-
-def _deferring(epochs: Iterator[EpochSummary], termination: Termination) -> Iterator[EpochSummary]:
-    """The same epochs; SIGTERM waits while they train, and not while they are evaluated."""
-    while True:
-        with termination.deferred():
-            summary = next(epochs, None)
-        if summary is None:
-            return
-        yield summary

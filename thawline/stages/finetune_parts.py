@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +15,12 @@ from thawline.config import Config
 from thawline.data.content import read_content
 from thawline.data.manifest import Dataset
 from thawline.evaluation.holdouts import all_metrics
-from thawline.model.bundle import Bundle
+from thawline.model.bundle import Bundle, save_bundle
 from thawline.model.ranker import Ranker
 from thawline.stages.id_tables import RunTable
 from thawline.tables import LocalTable
 from thawline.tables.optimizers import Sgd
+from thawline.tracking.run import Run
 from thawline.training.forward import make_forward
 from thawline.training.loop import Accumulated
 
@@ -83,3 +87,43 @@ def logged(epoch: Mapping[str, Any]) -> dict[str, Any]:
         "drift": epoch["drift"],
         **epoch["metrics"],
     }
+
+
+def write_model(
+    folder: Path,
+    tracked: Run,
+    config: Config,
+    data: Dataset,
+    trained: Bundle,
+    item: RunTable,
+    epochs: list[dict[str, Any]],
+    *,
+    exported: int,
+    described: Mapping[str, Any],
+) -> None:
+    """Writes what the model folder holds, and logs what MLflow shows of it.
+
+    Where cold rows are to be moved, they are, and the entry of the exported epoch gets `repaired`.
+
+    Args:
+        folder: Empty.
+        tracked: The stage's run.
+        config: Its `finetune.cold_rows` is used.
+        data: What was trained on.
+        trained: The model after the exported epoch.
+        item: The item table of the run.
+        epochs: What is known of each epoch.
+        exported: The epoch, from 1 on.
+        described: What trained when.
+    """
+    meta = trained.meta.model_copy(update={"exported_epoch": exported})
+    trained = replace(trained, meta=meta)
+    if config.finetune.cold_rows != "keep":
+        item.repair(trained.weights["item"], config.finetune.cold_rows)
+        repaired = epoch_metrics(config, data, trained)
+        epochs[exported - 1]["repaired"] = repaired
+        tracked.log_metrics({"repaired": repaired}, step=exported)
+    save_bundle(folder, trained, data.root / "catalog.parquet")
+    for name, facts in (("epochs", epochs), ("schedule", described)):
+        (folder / f"{name}.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+        tracked.log_artifact(folder / f"{name}.json")

@@ -1,12 +1,11 @@
 """Fine-tuning in the processes of a job: sharded ID tables, split requests, one network.
 
 Every process runs this; the first one alone evaluates, logs and writes the model folder, and the
-others wait for it. There are no checkpoints.
+others wait for it. Each saves its own rows.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 
 from thawline.config import Config
 from thawline.data.audit import audited
@@ -23,7 +21,7 @@ from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
 from thawline.errors import ConfigError
 from thawline.folders import whole_folder
-from thawline.model.bundle import Bundle, Meta, save_bundle
+from thawline.model.bundle import Bundle, Meta
 from thawline.model.ids import ModelIds
 from thawline.progress import progress_bar
 from thawline.stages.finetune_parts import (
@@ -33,9 +31,11 @@ from thawline.stages.finetune_parts import (
     logged,
     table_weights,
     trainer_options,
+    write_model,
 )
 from thawline.stages.id_tables import RunTable, make_tables
 from thawline.stages.machine import share_cores
+from thawline.stages.resume import Keeper, Termination, best_epoch, resume, run_checkpoints
 from thawline.tracking.runs import Run, stage_run
 from thawline.training.distributed import DenseSums, EvenReader, Ranks, padding_batch
 from thawline.training.loop import Trainer
@@ -62,13 +62,21 @@ def run(
 
     `finetune.batch_size` is a process's: a step trains on `ranks.size` times as many requests.
 
+    A job that was killed goes on to the same bits in as many processes; in another number of them
+    it goes on from the same tables and network. SIGTERM in one process stops all after the same
+    step.
+
     Returns:
         What the folder's `epochs.json` holds; in processes other than the first, no metrics and no
-        drift.
+        drift of the epochs since the start.
 
     Raises:
-        ConfigError: A setting that sharded tables do not have; the message names it.
-        DataError: An error of the dataset's audit that `audit.waive` does not name.
+        BusyError: Another job does the same.
+        Terminated: After SIGTERM in any process.
+        ConfigError: A setting that sharded tables do not have, named in the message, or a folder
+            for checkpoints that the machines do not share.
+        DataError: An error of the dataset's audit that `audit.waive` does not name, or a checkpoint
+            that cannot be read.
         TrainingError: No request to train on, a loss that is not finite, cold rows without warm
             ones to follow.
     """
@@ -77,13 +85,9 @@ def run(
     settings = config.finetune
     data = Dataset.open(dataset)
     schedule = make_schedule(config, list(data.manifest.context))
-    if ranks.leads:
-        audited(config, data).require()
-        Console(stderr=True).print(
-            "finetune: sharded tables are not saved in checkpoints; a killed run starts anew",
-            highlight=False,
-            soft_wrap=True,
-        )
+    with ranks.agreed():
+        if ranks.leads:
+            audited(config, data).require()
     meta = Meta.of(data, config)
     tables = make_tables(config, data, Path(table), device)
     if settings.cold_rows != "keep":
@@ -102,10 +106,19 @@ def run(
             actions=len(meta.actions), context=len(meta.context), id_columns=config.tables.others
         ),
     )
+    steps = settings.epochs * _steps(config, reader)
     with (
         _tracked(config, ranks, parent_run_id) as tracked,
+        run_checkpoints(
+            config,
+            data,
+            Path(table),
+            Path(out),
+            ranks=ranks,
+            rows={name: own.own for name, own in sharded.sharded.items()},
+        ) as checkpoints,
         _folder(out, ranks) as folder,
-        _progress(settings.epochs * _steps(config, reader), ranks) as show,
+        _progress(steps, ranks) as show,
         profiled(
             profile,
             settings.epochs,
@@ -124,11 +137,8 @@ def run(
                 | settings.model_dump(mode="json")
                 | {"tables": config.tables.model_dump(mode="json")}
             )
-
-        def after_step(step: int, steps: int) -> None:
-            show(step)
-            profile_step(step)
-
+        sums, termination = DenseSums(ranks, sharded.settle), Termination()
+        sums.asked_to_stop = lambda: termination.requested
         trainer = Trainer(
             ranker,
             {name: own.trained() for name, own in tables.items()},
@@ -136,33 +146,63 @@ def run(
             schedule,
             content=content,
             group=sharded.beside,
-            sums=DenseSums(ranks, sharded.settle),
-            on_step=after_step,
+            sums=sums,
             **trainer_options(config, ranker, device),
         )
-        epochs: list[dict[str, Any]] = []
+        epochs = resume(trainer, checkpoints)
+        if tracked is not None:
+            for epoch in epochs:
+                tracked.log_metrics(logged(epoch), step=epoch["epoch"] + 1)
+        keeper = Keeper(
+            trainer,
+            checkpoints,
+            termination,
+            every_steps=settings.checkpoint.every_steps,
+            epochs=epochs,
+        )
+
+        def after_step(step: int, steps: int) -> None:
+            show(step)
+            profile_step(step)
+            keeper.after_step()
+
+        def find_best() -> None:
+            """What the first process knows, in all; collective."""
+            with ranks.agreed():
+                best = best_epoch(config, epochs, meta.actions) if ranks.leads else None
+            found = ranks.first(-1 if best is None else best)
+            keeper.best = None if found < 0 else found
+
+        trainer.on_step = after_step
         ids = ModelIds.of(data, config.tables.others)
-        for summary in trainer.epochs():
+        find_best()
+        for summary in termination.deferring(trainer.epochs()):
             trained = Bundle(meta, ranker, table_weights(tables, content), data.catalog, ids)
             facts = asdict(summary) | {"requests": reader.num_requests, "drift": {}, "metrics": {}}
-            if tracked is not None:
-                facts["metrics"] = epoch_metrics(config, data, trained)
-                facts["drift"] = {
-                    name: own.drift(trained.weights[name]) for name, own in tables.items()
-                }
-                tracked.log_metrics(logged(facts), step=summary.epoch + 1)
+            with ranks.agreed():
+                if tracked is not None:
+                    facts["metrics"] = epoch_metrics(config, data, trained)
+                    facts["drift"] = {
+                        name: own.drift(trained.weights[name]) for name, own in tables.items()
+                    }
+                    tracked.log_metrics(logged(facts), step=summary.epoch + 1)
             epochs.append(facts)
-            ranks.wait()
-        if tracked is not None and folder is not None:
-            if settings.cold_rows != "keep":
-                tables["item"].repair(trained.weights["item"], settings.cold_rows)
-                epochs[-1]["repaired"] = epoch_metrics(config, data, trained)
-                tracked.log_metrics({"repaired": epochs[-1]["repaired"]}, step=len(epochs))
-            save_bundle(folder, trained, data.root / "catalog.parquet")
-            described = describe(schedule, trainer.components)
-            for name, written in (("epochs", epochs), ("schedule", described)):
-                (folder / f"{name}.json").write_text(json.dumps(written, indent=2), "utf-8")
-                tracked.log_artifact(folder / f"{name}.json")
+            find_best()
+        exported = keeper.export(settings.export)
+        trained = Bundle(meta, ranker, table_weights(tables, content), data.catalog, ids)
+        with ranks.agreed():
+            if tracked is not None and folder is not None:
+                write_model(
+                    folder,
+                    tracked,
+                    config,
+                    data,
+                    trained,
+                    tables["item"],
+                    epochs,
+                    exported=exported,
+                    described=describe(schedule, trainer.components),
+                )
     ranks.wait()
     return epochs
 
@@ -183,8 +223,6 @@ def require_shardable(config: Config) -> None:
     ]
     if config.finetune.cross_fit:
         wrong.append("finetune.cross_fit")
-    if config.finetune.export == "best":
-        wrong.append("finetune.export=best")
     if wrong:
         raise ConfigError(
             f"sharded tables do not have {', '.join(wrong)}",

@@ -8,23 +8,25 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
+from thawline import __version__
 from thawline.config import Config
 from thawline.data.manifest import Dataset
 from thawline.data.sources import fingerprints
 from thawline.data.storage import is_remote
-from thawline.errors import DataError, TrainingError
+from thawline.errors import ConfigError, DataError, TrainingError
 from thawline.evaluation.gate import primary_figures
 from thawline.folders import locked_folder
 from thawline.tracking.runs import Terminated
 from thawline.training.checkpoint import Checkpoints
-from thawline.training.loop import Trainer
+from thawline.training.distributed import Ranks
+from thawline.training.loop import EpochSummary, Trainer
 from thawline.training.mirror import Mirror
 
 
@@ -52,21 +54,108 @@ class Termination:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
         self.obey()
 
+    def deferring(self, epochs: Iterator[EpochSummary]) -> Iterator[EpochSummary]:
+        """The same epochs; SIGTERM waits while they train, and not while they are evaluated.
+
+        Raises:
+            Terminated: See `deferred`.
+        """
+        while True:
+            with self.deferred():
+                summary = next(epochs, None)
+            if summary is None:
+                return
+            yield summary
+
     def obey(self) -> None:
-        """Ends the process with 143, as the shell has it, if SIGTERM came.
+        """Ends the process if SIGTERM came.
 
         Raises:
             Terminated: It came.
         """
         if self.requested:
-            raise Terminated(128 + signal.SIGTERM)
+            raise terminated()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.requested = True
 
 
+def terminated() -> Terminated:
+    """Ends the process with 143, as the shell has it."""
+    return Terminated(128 + signal.SIGTERM)
+
+
+class Keeper:
+    """Saves a run where that is due, and stops it after SIGTERM."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpoints: Checkpoints,
+        termination: Termination,
+        *,
+        every_steps: int,
+        epochs: list[dict[str, Any]],
+    ) -> None:
+        """Remembers what to save.
+
+        Args:
+            trainer: Whose state.
+            checkpoints: Where.
+            termination: Asked for the end of the run, if the trainer is alone; a job's processes
+                ask `trainer.sums`.
+            every_steps: How often; 0: at the ends of epochs alone.
+            epochs: What is written of each epoch that is complete; others append to it.
+        """
+        self.trainer = trainer
+        self.checkpoints = checkpoints
+        self.termination = termination
+        self.every_steps = every_steps
+        self.epochs = epochs
+        self.best: int | None = None
+        """The best epoch so far, from 0 on: its checkpoint is kept."""
+
+    def after_step(self) -> None:
+        """Is to be called after each step.
+
+        Raises:
+            Terminated: SIGTERM has come to this process, or to another one of the job.
+        """
+        step, sums = self.trainer.step, self.trainer.sums
+        stopping = self.termination.requested if sums is None else sums.stopping
+        at_end = step % self.trainer.steps_per_epoch == 0
+        if stopping or at_end or (self.every_steps and step % self.every_steps == 0):
+            kept = None if self.best is None else self.best + 1
+            self.checkpoints.save(self.trainer.state_dict(), self.epochs, best=kept)
+        if stopping:
+            raise terminated()
+
+    def export(self, which: Literal["last", "best"]) -> int:
+        """Brings the trainer to the end of the epoch that is to be exported.
+
+        Returns:
+            The epoch, from 1 on.
+
+        Raises:
+            DataError: Its checkpoint cannot be read.
+        """
+        last = self.trainer.schedule.epochs
+        exported = last if which == "last" or self.best is None else self.best + 1
+        if exported < last:
+            self.trainer.load_state_dict(self.checkpoints.load(exported).state)
+        return exported
+
+
 @contextmanager
-def run_checkpoints(config: Config, data: Dataset, table: Path, out: Path) -> Iterator[Checkpoints]:
+def run_checkpoints(
+    config: Config,
+    data: Dataset,
+    table: Path,
+    out: Path,
+    *,
+    ranks: Ranks | None = None,
+    rows: Mapping[str, slice] | None = None,
+) -> Iterator[Checkpoints]:
     """The checkpoints of a run with these inputs; they are removed when the block succeeds.
 
     Args:
@@ -74,8 +163,11 @@ def run_checkpoints(config: Config, data: Dataset, table: Path, out: Path) -> It
         data: What is trained on.
         table: The folder with the first rows.
         out: The model folder to come.
+        ranks: The processes of the job that trains, if it is one; collective then.
+        rows: By ID table, the rows that this process holds of those that are split.
 
     Raises:
+        ConfigError: A folder that the machines of a job do not share.
         BusyError: Another process trains from the same inputs with the same checkpoints.
         TrainingError: From the block, with the last checkpoint named.
     """
@@ -84,8 +176,20 @@ def run_checkpoints(config: Config, data: Dataset, table: Path, out: Path) -> It
     place = settings.folder
     mirror = Mirror(f"{place.rstrip('/')}/{key}") if place and is_remote(place) else None
     root = beside if place is None or mirror else Path(place)
-    checkpoints = Checkpoints(root / key, keep=settings.keep, mirror=mirror)
-    with locked_folder(checkpoints.folder):
+    checkpoints = Checkpoints(
+        root / key,
+        keep=settings.keep,
+        mirror=mirror,
+        ranks=ranks,
+        rows={f"table/{name}": own for name, own in (rows or {}).items()},
+    )
+    leads = ranks is None or ranks.leads
+    with ExitStack() as stack:
+        with nullcontext() if ranks is None else ranks.agreed():
+            if leads:
+                stack.enter_context(locked_folder(checkpoints.folder))
+        if ranks is not None and mirror is None:
+            _require_shared(checkpoints.folder, ranks)
         try:
             yield checkpoints
         except TrainingError as error:
@@ -95,14 +199,34 @@ def run_checkpoints(config: Config, data: Dataset, table: Path, out: Path) -> It
             raise TrainingError(
                 f"{error.what}; the last good checkpoint is {last}", error.remedy
             ) from error
-        checkpoints.clear()
-        if root == beside:
+        if leads:
+            checkpoints.clear()
+        if leads and root == beside:
             # With those of runs that were given up.
             shutil.rmtree(root, ignore_errors=True)
 
 
+def _require_shared(folder: Path, ranks: Ranks) -> None:
+    """Sees to it that the processes of a job see one folder; collective."""
+    probe = folder / ".shared"
+    with ranks.agreed():
+        if ranks.leads:
+            probe.touch()
+    with ranks.agreed():
+        if not probe.exists():
+            raise ConfigError(
+                f"{folder} is not the same folder on all machines of the job",
+                "set finetune.checkpoint.folder to a folder that they share, or to a URL",
+            )
+    if ranks.leads:
+        probe.unlink()
+
+
 def inputs_key(config: Config, data: Dataset, table: Path) -> str:
-    """A name for all that decides what a run computes, where it runs left out."""
+    """A name for all that decides what a run computes, where and in how many processes left out.
+
+    Another version of Thawline may compute something else.
+    """
     tree = config.model_dump(
         mode="json",
         include={"seed": True, "model": True, "tables": True, "negatives": True}
@@ -112,7 +236,7 @@ def inputs_key(config: Config, data: Dataset, table: Path) -> str:
         del tree["finetune"][name]
     files = sorted(p for p in table.rglob("*") if p.suffix in (".safetensors", ".parquet"))
     names = [str(path.relative_to(table)) for path in files]
-    inputs = [tree, data.manifest.data_version, names, fingerprints(files)]
+    inputs = [__version__, tree, data.manifest.data_version, names, fingerprints(files)]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -126,6 +250,8 @@ def resume(trainer: Trainer, checkpoints: Checkpoints) -> list[dict[str, Any]]:
     if found is None:
         return []
     trainer.load_state_dict(found.state)
+    if checkpoints.ranks is not None and not checkpoints.ranks.leads:
+        return found.epochs
     Console(stderr=True).print(
         f"finetune: goes on after step {trainer.step}, from {checkpoints.name_of_last()}",
         highlight=False,

@@ -132,23 +132,24 @@ class Network:
             for parameter in group["params"]:
                 parameter.requires_grad_(plan.trains(step - 1, steps_per_epoch))
 
-    def state_dict(self, *, gradients: bool) -> dict[str, Tensor]:
-        """Adam's state by the number of the parameter, with gradients that wait for its step."""
-        state = {
+    def state_dict(self) -> dict[str, Tensor]:
+        """Adam's state by the number of the parameter."""
+        return {
             f"{index}.{name}": value
             for index, parameter in enumerate(self._parameters())
             for name, value in self.optimizer.state.get(parameter, {}).items()
         }
-        if gradients:
-            state |= {
-                f"{index}.grad": parameter.grad
-                for index, parameter in enumerate(self._parameters())
-                if parameter.grad is not None
-            }
-        return state
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state_dict` gave."""
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that wait for Adam's step, by the number of the parameter."""
+        return {
+            str(index): parameter.grad
+            for index, parameter in enumerate(self._parameters())
+            if parameter.grad is not None
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+        """Takes over what `state_dict` and `gradients` gave."""
         self.optimizer.state.clear()
         parameters = list(self._parameters())
         for parameter in parameters:
@@ -156,11 +157,10 @@ class Network:
         for key, value in state.items():
             index, name = key.split(".")
             parameter = parameters[int(index)]
-            own = value.to(parameter.device, copy=True)
-            if name == "grad":
-                parameter.grad = own
-            else:
-                self.optimizer.state[parameter][name] = own
+            self.optimizer.state[parameter][name] = value.to(parameter.device, copy=True)
+        for index, value in gradients.items():
+            parameter = parameters[int(index)]
+            parameter.grad = value.to(parameter.device, copy=True)
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         for group in self.optimizer.param_groups:

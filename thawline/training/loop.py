@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import islice
+from itertools import count, islice, takewhile
 from typing import Any, Protocol
 
 import torch
@@ -213,62 +213,74 @@ class Trainer:
         """
         self._progress.add_phases(self.clock.take())
         flights = self.prefetcher.in_flight()
+        own: dict[str, Mapping[str, Tensor]] = {
+            **{f"in_flight/{index}": rows for index, rows in enumerate(flights)},
+            "gradients": self.network.gradients() if self._accumulating else {},
+            "random": random_state(self.device),
+        }
         return State(
             {
                 **{f"table/{name}": table.state_dict() for name, table in self.tables.items()},
-                **{f"in_flight/{index}": rows for index, rows in enumerate(flights)},
                 "ranker": self.ranker.state_dict(),
-                "network": self.network.state_dict(gradients=self._accumulating > 0),
+                "network": self.network.state_dict(),
                 "losses": self._progress.totals,
-                "random": random_state(self.device),
+                **own,
             },
             {
+                "processes": self._processes,
                 "step": self.step,
                 "epoch": self.epoch,
                 "steps_per_epoch": self.steps_per_epoch,
-                "in_flight": len(flights),
                 "accumulating": self._accumulating,
                 "steps": self._progress.steps,
                 "requests": self._progress.requests,
                 "seconds": self._progress.seconds,
                 "phases": self._progress.phases,
             },
+            frozenset(own),
         )
 
     def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave.
 
+        Of a run in another number of processes, whose steps are of another size, the same share of
+        the epoch counts as done, rounded up to a step.
+
         Raises:
             DataError: The state is of another table, or of epochs of another length.
         """
-        facts, parts = state.facts, state.parts
-        if facts["steps_per_epoch"] != self.steps_per_epoch:
+        facts, parts, saved = state.facts, state.parts, state.facts["steps_per_epoch"]
+        if saved != self.steps_per_epoch and facts["processes"] == self._processes:
             raise DataError(
-                f"a saved run has {facts['steps_per_epoch']} steps an epoch, "
-                f"this one {self.steps_per_epoch}",
+                f"a saved run has {saved} steps an epoch, this one {self.steps_per_epoch}",
                 "go on with the dataset and the settings that the state was saved with",
             )
         for name, table in self.tables.items():
             table.load_state_dict(dict(parts[f"table/{name}"]))
         self.ranker.load_state_dict(parts["ranker"])
-        self.step, self.epoch = facts["step"], facts["epoch"]
+        self.step = -(-facts["step"] * self.steps_per_epoch // saved)
+        self.epoch = facts["epoch"]
+        # In the steps of the run that left them so, whose rounding of windows may differ.
         for component in self._table_components:
-            component.resume(self.step, self.steps_per_epoch)
-        self.network.resume(self.step, self.steps_per_epoch)
-        self.network.load_state_dict(parts["network"])
+            component.resume(facts["step"], saved)
+        self.network.resume(facts["step"], saved)
+        self.network.load_state_dict(parts["network"], parts["gradients"])
         self._accumulating = facts["accumulating"]
+        flights = takewhile(parts.__contains__, (f"in_flight/{index}" for index in count()))
         self._in_flight = [
-            {
-                name: rows.to(self.device)
-                for name, rows in parts.get(f"in_flight/{index}", {}).items()
-            }
-            for index in range(facts["in_flight"])
+            {name: rows.to(self.device) for name, rows in parts[flight].items()}
+            for flight in flights
         ]
         self._progress = Progress(
             {name: total.to(self.device) for name, total in parts["losses"].items()},
             *(facts[name] for name in ("steps", "requests", "seconds", "phases")),
         )
-        set_random_state(parts["random"], self.device)
+        if "random" in parts:
+            set_random_state(parts["random"], self.device)
+
+    @property
+    def _processes(self) -> int:
+        return 1 if self.sums is None else self.sums.ranks.size
 
     def _train_epoch(self, epoch: int) -> EpochSummary:
         self.ranker.train()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from thawline.data.storage import Remote, fetch_folder, publish_folder
+from thawline.data.storage import FETCHED, Remote, fetch_folder
 
 
 @dataclass(frozen=True)
@@ -19,21 +19,26 @@ class Mirror:
         paths = [path.split("/") for path in self._paths()]
         return [parts[0] for parts in paths if parts[1:] == [head]]
 
-    def put(self, folder: Path) -> None:
-        """Copies a folder there.
+    def put(self, file: Path, name: str) -> None:
+        """Copies a file into the folder `name`; the one that makes it count is to come last.
 
         Raises:
             DataError: The storage does not take it.
         """
-        publish_folder(folder, f"{self.url}/{folder.name}")
+        remote = Remote(self.url)
+        remote.put(file, f"{remote.path.rstrip('/')}/{name}/{file.name}")
 
-    def get(self, name: str, cache: Path) -> Path:
-        """Brings a folder; gives the local one, somewhere below `cache`.
+    def get(self, name: str, cache: Path) -> None:
+        """Brings a folder to `place(name, cache)`.
 
         Raises:
             DataError: It is not there, or cannot be fetched.
         """
-        return fetch_folder(f"{self.url}/{name}", cache)
+        fetch_folder(f"{self.url}/{name}", cache)
+
+    def place(self, name: str, cache: Path) -> Path:
+        """Where `get` puts a folder, somewhere below `cache`."""
+        return cache / FETCHED / Remote(f"{self.url}/{name}").name
 
     def remove(self, name: str, head: str) -> None:
         """Removes a folder, its `head` first.
