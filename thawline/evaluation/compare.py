@@ -86,7 +86,8 @@ class Measured:
 
     @cached_property
     def _differences(self) -> np.ndarray:
-        return self.resampled[:, 0] - self.resampled[:, 1]
+        with np.errstate(invalid="ignore"):
+            return self.resampled[:, 0] - self.resampled[:, 1]
 
 
 Figures = Mapping[tuple[str, str, str], Measured]
