@@ -7,12 +7,23 @@ def tree(
     pooled: float | None,
     *,
     oracle: float | None = None,
+    widths: dict[str, float] | None = None,
+    requests: int = 100,
     scorers: dict[str, float | None] | None = None,
     **tiers: float | None,
 ) -> dict[str, Any]:
-    """A metrics tree that holds AUCs of `save`; tiers that are not named are undefined."""
+    """A metrics tree that holds AUCs of `save`; tiers that are not named are undefined.
+
+    `widths` are those of the intervals, by slice.
+    """
     names = ("head", "torso", "tail", "cold")
+    ends = {
+        name: {"save": {"auc": [0.5 - width / 2, 0.5 + width / 2]}}
+        for name, width in (widths or {}).items()
+    }
     return {
+        "requests": requests,
+        "intervals": widths and {"pooled": ends.pop("pooled", None), "tiers": ends},
         "pooled": {"save": {"auc": pooled}},
         "tiers": {name: {"save": {"auc": tiers.get(name)}} for name in names},
         "oracle": None if oracle is None else {"save": {"auc": oracle}},
@@ -66,6 +77,35 @@ def test_the_widest_of_several_disagreements_is_told_once() -> None:
     told = [text for text in texts(found) if "opposite" in text]
     assert len(told) == 1
     assert "from epoch 1 to 3" in told[0]
+
+
+def test_a_disagreement_within_the_noise_is_a_note_that_says_so() -> None:
+    trees = [tree(0.70, head=0.75, tail=0.6), tree(0.71, head=0.74, tail=0.5)]
+    # Epochs were scored on a quarter of the requests, so their intervals are twice as wide.
+    final = tree(0.71, widths={"pooled": 0.008, "head": 0.02, "tail": 0.02}, requests=400)
+    (found, fallen) = across_epochs(epochs(*trees), {"next": final})
+    assert found.level == "warning"
+    assert "noise" not in found.text
+    assert fallen.level == "note"
+    assert "noise" not in fallen.text
+    wide = tree(0.71, widths={"pooled": 0.012, "head": 0.02, "tail": 0.02}, requests=400)
+    (found, _) = across_epochs(epochs(*trees), {"next": wide})
+    assert found.level == "note"
+    assert found.text.endswith(
+        "This may be noise: the 95 % intervals after an epoch are pooled \N{PLUS-MINUS SIGN}0.0120 "
+        "and head \N{PLUS-MINUS SIGN}0.0200."
+    )
+
+
+def test_a_decline_is_noise_where_every_slice_that_fell_is_within_it() -> None:
+    trees = [tree(0.74, tail=0.6), tree(0.72, tail=0.5)]
+    some = tree(0.72, widths={"pooled": 0.06, "tail": 0.06})
+    (found,) = across_epochs(epochs(*trees), {"next": some})
+    assert found.level == "warning"
+    both = tree(0.72, widths={"pooled": 0.06, "tail": 0.22})
+    (found,) = across_epochs(epochs(*trees), {"next": both})
+    assert found.level == "note"
+    assert "may be noise" in found.text
 
 
 def test_a_decline_names_the_best_epoch() -> None:

@@ -1,14 +1,21 @@
 """What the metrics say, in words: sentences from the JSON-able trees alone.
 
-A figure that moved by less than `MIN_CHANGE` between two epochs is not spoken of.
+A figure that moved by less than `MIN_CHANGE` between two epochs is not spoken of, and one that
+moved by less than its interval is wide may be noise. What training did is in `diagnostics`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from thawline.data.manifest import TIERS
+from thawline.evaluation.diagnostics import diagnostics
+from thawline.evaluation.finding import Finding, Level, Tree, ends
+from thawline.evaluation.formatting import listed
+
+__all__ = ["Finding", "findings", "summary"]
 
 MIN_CHANGE = 0.002
 """Least change of an AUC (0.2 points) that counts as up or down."""
@@ -23,16 +30,6 @@ HOLDOUTS = {
     "next": "the days after training",
     "in_window": "held-out users in the days of training",
 }
-
-Tree = Mapping[str, Any]
-
-
-class Finding(NamedTuple):
-    """One thing that a reader should know."""
-
-    level: Literal["warning", "note"]
-    holdout: str
-    text: str
 
 
 def holdout_name(holdout: str) -> str:
@@ -73,41 +70,67 @@ def summary(
     return sentences
 
 
-def findings(metrics: Mapping[str, Tree], epochs: Sequence[Tree], sampled: bool) -> list[Finding]:
+def findings(
+    metrics: Mapping[str, Tree],
+    epochs: Sequence[Tree],
+    sampled: bool,
+    *,
+    audit: Tree | None = None,
+    schedule: Tree | None = None,
+) -> list[Finding]:
     """Everything worth saying, warnings first.
 
     Args:
         metrics: Metrics tree of each hold-out.
         epochs: Entries of `epochs.json`, in order; they are numbered from 1.
         sampled: Whether negatives were sampled (the log holds positives only).
+        audit: `audit.json`.
+        schedule: `schedule.json`.
     """
     found = [
         *(item for holdout, tree in metrics.items() for item in trivial(holdout, tree, sampled)),
-        *across_epochs(epochs),
+        *across_epochs(epochs, metrics),
+        *diagnostics(metrics, epochs, audit=audit, schedule=schedule),
     ]
     return sorted(found, key=lambda item: item.level != "warning")
 
 
-def across_epochs(epochs: Sequence[Tree]) -> list[Finding]:
+def across_epochs(
+    epochs: Sequence[Tree], metrics: Mapping[str, Tree] | None = None
+) -> list[Finding]:
     """Disagreements and declines of every action; only the primary action's are warnings.
 
-    A decline that a disagreement already tells of is a note.
+    A decline that a disagreement already tells of is a note, and so is what may be noise by the
+    intervals of the last model's `metrics`.
     """
     found = []
     for holdout, tree in (epochs[-1].get("metrics") or {} if epochs else {}).items():
+        final = (metrics or {}).get(holdout)
         for index, action in enumerate(tree["pooled"]):
-            level: Literal["warning", "note"] = "note" if index else "warning"
+            level: Level = "note" if index else "warning"
             parted = disagreement(epochs, holdout, action)
             if parted:
-                found.append(Finding(level, holdout, parted))
+                tiers = [name for name in parted.moves if name != "pooled"]
+                noise = _noise(final, tree, action, parted.moves, [["pooled"], tiers])
+                sure: Level = "note" if noise else level
+                found.append(Finding(sure, holdout, parted.text + noise))
                 level = "note"
             fallen = decline(epochs, holdout, action)
             if fallen:
-                found.append(Finding(level, holdout, fallen))
+                noise = _noise(final, tree, action, fallen.moves, [list(fallen.moves)])
+                found.append(Finding("note" if noise else level, holdout, fallen.text + noise))
     return found
 
 
-def disagreement(epochs: Sequence[Tree], holdout: str, action: str) -> str | None:
+class Moved(NamedTuple):
+    """A sentence about AUCs that moved."""
+
+    text: str
+    moves: dict[str, float]
+    """By how much, `pooled` and by tier."""
+
+
+def disagreement(epochs: Sequence[Tree], holdout: str, action: str) -> Moved | None:
     """Where the pooled AUC and a warm tier's went opposite ways between two epochs.
 
     Looks at every step and at the whole span, and speaks of the one with the widest gap.
@@ -116,7 +139,7 @@ def disagreement(epochs: Sequence[Tree], holdout: str, action: str) -> str | Non
     spans = [(index, index + 1) for index in range(last)]
     if last > 1:
         spans.append((0, last))
-    widest, text = 0.0, None
+    widest, found = 0.0, None
     for start, end in spans:
         values: dict[str, tuple[float, float]] = {}
         for name in ("pooled", *WARM):
@@ -125,23 +148,24 @@ def disagreement(epochs: Sequence[Tree], holdout: str, action: str) -> str | Non
             if before is not None and after is not None and abs(after - before) >= MIN_CHANGE:
                 values[name] = before, after
         moves = {name: after - before for name, (before, after) in values.items()}
-        pooled = moves.pop("pooled", 0.0)
+        pooled = moves.get("pooled", 0.0)
         opposite = [name for name, move in moves.items() if move * pooled < 0]
         gap = max((abs(moves[name] - pooled) for name in opposite), default=0.0)
         if gap > widest:
             widest = gap
-            tiers = _and([f"{name} {_moved(*values[name])}" for name in opposite])
+            tiers = listed([f"{name} {_moved(*values[name])}" for name in opposite])
             text = (
                 f"On {holdout}, from epoch {start + 1} to {end + 1}, pooled {action} AUC "
                 f"{_moved(*values['pooled'])} while {tiers}: pooled and warm items point in "
                 "opposite directions, so judge by the tiers."
             )
-    return text
+            found = Moved(text, {name: moves[name] for name in ("pooled", *opposite)})
+    return found
 
 
-def decline(epochs: Sequence[Tree], holdout: str, action: str) -> str | None:
+def decline(epochs: Sequence[Tree], holdout: str, action: str) -> Moved | None:
     """Where the last epoch's AUC, pooled or of a warm tier, is below an earlier epoch's."""
-    parts = []
+    parts, moves = [], {}
     for name in ("pooled", *WARM):
         values = [_auc(entry, holdout, action, name) for entry in epochs]
         last = values[-1]
@@ -149,7 +173,39 @@ def decline(epochs: Sequence[Tree], holdout: str, action: str) -> str | None:
         if last is not None and best is not None and best - last >= MIN_CHANGE:
             at = values.index(best) + 1
             parts.append(f"{name} {last:.4f} (best {best:.4f} after epoch {at})")
-    return f"On {holdout}, {action} AUC ended below its best: {_and(parts)}." if parts else None
+            moves[name] = last - best
+    if not parts:
+        return None
+    return Moved(f"On {holdout}, {action} AUC ended below its best: {listed(parts)}.", moves)
+
+
+def _noise(
+    final: Tree | None,
+    after_epoch: Tree,
+    action: str,
+    moves: Mapping[str, float],
+    sides: Sequence[Sequence[str]],
+) -> str:
+    """What to add to a sentence that rests on noise: where all moves of one of its sides do.
+
+    The noise of a figure after an epoch is half the width of the last model's interval, wider by
+    the square root of how many fewer requests the epoch was scored on. That of a difference
+    between two epochs is smaller, since the same requests are scored: this errs on the side of
+    doubt.
+    """
+    if final is None or not after_epoch.get("requests"):
+        return ""
+    scale = math.sqrt(max(final["requests"] / after_epoch["requests"], 1.0))
+    widths = {}
+    for name in moves:
+        bounds = ends(final, action, name, "auc")
+        if bounds is not None:
+            widths[name] = scale * (bounds[1] - bounds[0]) / 2
+    within = [name for name, width in widths.items() if abs(moves[name]) <= width]
+    if not any(set(side) <= set(within) for side in sides):
+        return ""
+    spread = listed([f"{name} \N{PLUS-MINUS SIGN}{widths[name]:.4f}" for name in within])
+    return f" This may be noise: the 95 % intervals after an epoch are {spread}."
 
 
 def trivial(holdout: str, tree: Tree, sampled: bool) -> list[Finding]:
@@ -172,7 +228,7 @@ def trivial(holdout: str, tree: Tree, sampled: bool) -> list[Finding]:
                 "warning",
                 holdout,
                 f"On {holdout}, knowing next to nothing is enough to tell the sampled negatives "
-                f"from the positives: the AUC of {_and(leaks)} is more than {MAX_TRIVIAL:g} from "
+                f"from the positives: the AUC of {listed(leaks)} is more than {MAX_TRIVIAL:g} from "
                 "0.5, so the model's figures are flattered. Try another negatives.popularity or "
                 "negatives.alpha.",
             )
@@ -185,9 +241,9 @@ def trivial(holdout: str, tree: Tree, sampled: bool) -> list[Finding]:
             Finding(
                 "warning",
                 holdout,
-                f"On {holdout}, {_and(rivals)} {'tells' if len(rivals) == 1 else 'tell'} positives "
-                f"from negatives better than the model ({model:.4f}): farther from 0.5, whichever "
-                "way.",
+                f"On {holdout}, {listed(rivals)} {'tells' if len(rivals) == 1 else 'tell'} "
+                f"positives from negatives better than the model ({model:.4f}): farther from 0.5, "
+                "whichever way.",
             )
         )
     return found
@@ -213,7 +269,3 @@ def _moved(before: float, after: float) -> str:
 def _against(value: float, ceiling: float) -> str:
     side = "below" if value <= ceiling else "above"
     return f", {abs(ceiling - value):.4f} {side} the oracle's {ceiling:.4f}"
-
-
-def _and(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

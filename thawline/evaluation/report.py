@@ -66,7 +66,9 @@ def render_report(evaluation: Tree) -> str:
     windows = schedule.item_windows(planned) if planned else []
     tracks = schedule.tracks(planned, tables_only=True) if planned else []
     sampled = dataset is not None and not dataset["impressions"]
-    found = findings.findings(metrics, epochs, sampled)
+    found = findings.findings(
+        metrics, epochs, sampled, audit=evaluation.get("audit"), schedule=planned
+    )
     champion: Tree | None = evaluation.get("champion")
     primary = next(filter(None, map(report_holdout.primary_action, metrics.values())), None)
     return _template().render(
