@@ -159,7 +159,9 @@ def _queries(bundle: Bundle, dataset: Dataset, split: Split, requests: int) -> Q
         limit=requests,
         id_columns=bundle.meta.tables,
     )
-    vectors, times, targets, known, positives = [], [], [], [], []
+    vectors, times, positives = [], [], []
+    targets: list[Tensor] = []
+    known: list[Tensor] = []
     done = 0
     for on_host in reader.epoch(0):
         batch = on_host.to(device)
