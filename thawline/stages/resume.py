@@ -189,7 +189,7 @@ def run_checkpoints(
             if leads:
                 stack.enter_context(locked_folder(checkpoints.folder))
         if ranks is not None and mirror is None:
-            _require_shared(checkpoints.folder, ranks)
+            require_shared(checkpoints.folder, ranks)
         try:
             yield checkpoints
         except TrainingError as error:
@@ -206,8 +206,12 @@ def run_checkpoints(
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _require_shared(folder: Path, ranks: Ranks) -> None:
-    """Sees to it that the processes of a job see one folder; collective."""
+def require_shared(folder: Path, ranks: Ranks) -> None:
+    """Sees to it that the processes of a job see one folder; collective.
+
+    Raises:
+        ConfigError: A process that does not; the others raise too.
+    """
     probe = folder / ".shared"
     with ranks.agreed():
         if ranks.leads:
