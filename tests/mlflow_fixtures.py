@@ -12,6 +12,7 @@ import time
 import urllib.request
 
 import pytest
+import sqlalchemy
 from mlflow_helpers import free_port, make_config
 
 from thawline.tracking.server import connect
@@ -25,6 +26,11 @@ MLFLOW_VARIABLES = (
     "MLFLOW_HTTP_REQUEST_TIMEOUT",
     "THAWLINE_GIT_COMMIT",
 )
+
+
+@sqlalchemy.event.listens_for(sqlalchemy.Engine, "connect")
+def _without_waiting_for_the_disk(connection, _):
+    connection.execute("PRAGMA synchronous=OFF")
 
 
 @pytest.fixture

@@ -6,14 +6,16 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from mlflow_helpers import INT_IDS, STRING_IDS, make_config, write_evaluation, write_model
+from mlflow_helpers import INT_IDS, STRING_IDS, write_evaluation, write_model
 
 from thawline.data.previous import read_previous
 from thawline.errors import TrackingError
 from thawline.model.bundle import Bundle
-from thawline.stages import register
+from thawline.stages import register, score
 from thawline.tracking import packing, registry, runs
 from thawline.tracking.server import connect, tracking_uri
 
@@ -297,6 +299,23 @@ def test_the_registered_model_holds_no_pickle(sqlite_config, folders, tmp_path):
     ]
 
 
+def test_the_code_in_a_model_is_what_it_imports_and_finds_the_rest_where_it_is_installed(tmp_path):
+    code = packing.copy_code(tmp_path)
+    names = {file.relative_to(code).as_posix() for file in code.rglob("*")}
+    assert {"tracking/served.py", "tracking/scorer.py", "model/ranker.py"} <= names
+    assert not {"progress.py", "stages", "evaluation", "tracking/registry.py"} & names
+    asked = "import thawline.progress, thawline.errors; print(thawline.progress.__file__, thawline)"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {asked}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    elsewhere, package = found.stdout.split(" ", 1)
+    assert not elsewhere.startswith(str(tmp_path))
+    assert str(tmp_path) in package
+
+
 def test_the_signature_fixes_no_length_and_needs_two_columns_only(tmp_path):
     for ids, kind in ((INT_IDS, "long"), (STRING_IDS, "string")):
         bundle = write_model(tmp_path / kind, ids)
@@ -319,18 +338,9 @@ def test_the_example_of_a_catalog_with_one_item_can_be_scored(sqlite_config, fol
     assert registration.version == "1"
 
 
-@pytest.mark.slow
-def test_a_real_server_keeps_the_model_and_gives_it_to_another_process(
-    server_uri, folders, tmp_path
-):
-    config = make_config(tmp_path, uri=server_uri)
-    parent = runs.start_parent(config, "retrain")
-    register.run(config, *folders, parent_run_id=parent)
-    again = register.run(config, *folders, parent_run_id=parent)
-    assert (again.version, versions(config), champion(config)) == ("1", [1], 1)
-    requests = [{"history": INT_IDS, "candidates": INT_IDS}]
-    _, _, scores = score_elsewhere(config, f"models:/{NAME}@champion", requests, tmp_path)
-    bundle = write_model(tmp_path / "same", INT_IDS)
-    found = np.array([scores["save"][0], scores["click"][0]]).T
-    np.testing.assert_allclose(found, by_hand(bundle, requests)[0], atol=1e-6)
-    assert not (tmp_path / "mlartifacts").exists()
+def test_a_model_that_is_not_registered_is_not_scored_with(sqlite_config, tmp_path):
+    pq.write_table(pa.table({"history": [[5]], "candidates": [[8]]}), tmp_path / "requests.parquet")
+    files = tmp_path / "requests.parquet", tmp_path / "scores.parquet"
+    with pytest.raises(TrackingError, match=r"no registered version is models:/ranker@champion"):
+        score.run(sqlite_config, "models:/ranker@champion", *files)
+    assert not files[1].exists()

@@ -512,31 +512,3 @@ def test_an_injected_run_that_the_server_does_not_know_is_named(sqlite_config, m
     monkeypatch.setenv("MLFLOW_RUN_ID", "0123456789")
     with pytest.raises(TrackingError, match="MLFLOW_RUN_ID names a run that cannot be used"):
         runs.start_parent(sqlite_config, "retrain")
-
-
-# A real server
-
-
-@pytest.mark.slow
-def test_a_real_server_takes_parents_children_metrics_and_files(server_uri, tmp_path):
-    config = make_config(tmp_path, uri=server_uri)
-    runs.check(config)
-    parent = runs.start_parent(config, "retrain")
-    (tmp_path / "report.html").write_text("report")
-    with runs.stage_run(config, "evaluate", parent) as run:
-        run.log_params({"epochs": 3})
-        run.log_params({"epochs": 3})
-        with pytest.raises(TrackingError, match="the param epochs"):
-            run.log_params({"epochs": 4})
-        run.log_metrics({"auc": 0.5}, step=1)
-        run.log_artifact(tmp_path / "report.html")
-    open_child = connect(config).create_run(
-        connect(config).get_run(parent).info.experiment_id, tags={"mlflow.parentRunId": parent}
-    )
-    runs.finish_parent(config, parent, "FAILED")
-    assert status_of(config, parent) == "FAILED"
-    assert status_of(config, open_child.info.run_id) == "FAILED"
-    assert status_of(config, run.run_id) == "FINISHED"
-    files = connect(config).list_artifacts(run.run_id)
-    assert [file.path for file in files] == ["report.html"]
-    assert not (tmp_path / "mlartifacts").exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.metadata
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,13 @@ from thawline.tracking.run import Run
 from thawline.tracking.server import explained
 
 SERVED = Path(__file__).with_name("served.py")
+ELSEWHERE = """
+
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)
+"""
+"""At the end of a package: where Thawline is installed, what was not copied is found there."""
 REQUIREMENTS = (
     "mlflow",
     "numpy",
@@ -85,13 +94,16 @@ def pack(config: Config, packed: Path, model_dir: Path, bundle: Bundle) -> None:
     Raises:
         TrackingError: It cannot be packed, does not load, or does not score its example.
     """
-    with explained(config, "packing the model"):
+    with (
+        explained(config, "packing the model"),
+        tempfile.TemporaryDirectory(prefix="thawline-code-") as code,
+    ):
         mlflow.pyfunc.save_model(
             packed,
             python_model=str(SERVED),
             artifacts={"model": str(model_dir.absolute())},
             # The model then loads where Thawline is not installed, and with the code that made it.
-            code_paths=[str(Path(thawline.__file__).parent)],
+            code_paths=[str(copy_code(Path(code)))],
             signature=signature(bundle),
             input_example=input_example(bundle),
             pip_requirements=[
@@ -128,6 +140,42 @@ def upload(config: Config, packed: Path, run: Run) -> LoggedModel:
             raise
         run.client.finalize_logged_model(logged.model_id, "READY")
     return logged
+
+
+def copy_code(folder: Path) -> Path:
+    """Copies what of this package the served model imports, and no more: each file is a request."""
+    root = Path(thawline.__file__).parent
+    todo, done = [SERVED], set()
+    while todo:
+        file = todo.pop()
+        done.add(file)
+        packages = [each / "__init__.py" for each in file.parents if each.is_relative_to(root)]
+        imported = [place for name in _imports(file) for place in _places(root.parent, name)]
+        todo += {*packages, *imported} - done
+    for file in done:
+        copy = folder / file.relative_to(root.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        text = file.read_text(encoding="utf-8")
+        copy.write_text(text + ELSEWHERE * (file.name == "__init__.py"), encoding="utf-8")
+    return folder / root.name
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """The dotted names that a module imports; those that a package only offers are left out."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in tree.body if file.name == "__init__.py" else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _places(folder: Path, name: str) -> list[Path]:
+    """The file of a module or package, if it is one of ours."""
+    place = folder.joinpath(*name.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return [file for file in files if name.split(".")[0] == thawline.__name__ and file.exists()]
 
 
 def _id_columns(bundle: Bundle) -> list[str]:
