@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from thawline import __version__
-from thawline.cli import figures, registry, stages
+from thawline.cli import compare, figures, registry, stages
 from thawline.cli.common import escape
 from thawline.errors import ThawlineError
 
@@ -38,6 +38,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "register": stages.register,
     },
     "Models": {
+        "compare": compare.compare,
         "versions": registry.versions,
         "promote": registry.promote,
         "rollback": registry.rollback,
