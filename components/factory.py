@@ -10,6 +10,8 @@ from thawline import __version__
 
 IMAGE = os.environ.get("THAWLINE_IMAGE") or f"thawline:{__version__}-cpu"
 """Image of every component; THAWLINE_IMAGE replaces it when a pipeline is compiled."""
+GPU_IMAGE = os.environ.get("THAWLINE_GPU_IMAGE") or f"thawline:{__version__}-gpu"
+"""Image of the components that a profile gives a GPU; THAWLINE_GPU_IMAGE replaces it."""
 
 
 def component(function: Callable[..., Any]) -> Any:

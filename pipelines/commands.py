@@ -14,9 +14,19 @@ COMPILED = Path(__file__).parent / "compiled"
 
 
 def compile_pipelines(
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="local, cpu, gpu, gpu-multinode, or the path of a YAML file of your own. Without "
+            "it, every one of these four is compiled."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder to write to. Without it, the files of this package are written."),
+        typer.Option(
+            help="Folder to write to. Without it, the files of this package are written; those of "
+            "a profile of your own come to the current folder."
+        ),
     ] = None,
     image: Annotated[
         str | None, typer.Option(help="Image of every stage, e.g. registry.example/thawline:1.")
@@ -27,9 +37,9 @@ def compile_pipelines(
 ) -> None:
     """Compile the Kubeflow pipelines to YAML, ready to upload.
 
-    Without --output, the READMEs of the components are written as well.
+    Without --output and --profile, the READMEs of the components are written as well.
     """
-    files = generated_files(output, image)
+    files = generated_files(output, image, profile)
     if check:
         stale = [path for path, text in files.items() if _read(path) != text]
         if stale:
@@ -45,30 +55,45 @@ def compile_pipelines(
         typer.echo(path)
 
 
-def generated_files(output: Path | None = None, image: str | None = None) -> dict[Path, str]:
+def generated_files(
+    output: Path | None = None, image: str | None = None, profile: str | None = None
+) -> dict[Path, str]:
     """Every generated file and what it should hold.
 
     Args:
         output: Folder of the compiled pipelines. None: this package's, and the components' READMEs
             are among the files.
-        image: Image of every stage. None: the default one.
+        image: Image of every stage. None: the profile's.
+        profile: Of the pipelines. None: each one of this package's.
 
     Raises:
-        ThawlineError: kfp is not installed, or a pipeline's references dangle.
+        ThawlineError: kfp is not installed, a profile that cannot be used, an image that is not
+            pinned, or a pipeline's references dangle.
     """
     try:
         from components import COMPONENTS
-        from components.factory import IMAGE
         from components.readme import readme, readme_path
         from pipelines.compile import compile_text
+        from pipelines.profiles import BUILT_IN, load_profile
     except ModuleNotFoundError as error:
         raise ThawlineError(
             f"Kubeflow's SDK is not installed: {error}", "pip install 'thawline[kubeflow]'"
         ) from error
-    files = {(output or COMPILED) / "retrain.yaml": compile_text(image or IMAGE)}
-    if output is None:
+    folder = output or (COMPILED if profile in (None, *BUILT_IN) else Path())
+    files = {}
+    for name in (profile,) if profile else BUILT_IN:
+        chosen = load_profile(name)
+        if image:
+            chosen = chosen.with_image(image)
+        files[folder / compiled_name(chosen.name)] = compile_text(chosen)
+    if output is None and profile is None:
         files |= {readme_path(component): readme(component) for component in COMPONENTS}
     return files
+
+
+def compiled_name(profile: str) -> str:
+    """The file name of the retraining pipeline for a profile."""
+    return "retrain.yaml" if profile == "local" else f"retrain.{profile}.yaml"
 
 
 def _read(path: Path) -> str:

@@ -9,18 +9,19 @@ from kfp import compiler
 
 from pipelines import retrain
 from pipelines.ir import Compiled, dangling
+from pipelines.profiles import Profile
 from thawline.errors import ThawlineError
 
 
-def compile_text(image: str) -> str:
-    """The compiled retraining pipeline, with every stage in `image`.
+def compile_text(profile: Profile) -> str:
+    """The compiled retraining pipeline for a profile.
 
     Raises:
         ThawlineError: kfp compiled it to a file with a reference that leads nowhere.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "retrain.yaml"
-        compiler.Compiler().compile(retrain.build(image), str(path))
+        compiler.Compiler().compile(retrain.build(profile), str(path))
         text = path.read_text(encoding="utf-8")
     problems = dangling(Compiled.parse(text))
     if problems:

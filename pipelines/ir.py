@@ -16,6 +16,8 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2 as kubernetes_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2 as pb
 
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The safe loader; where libyaml is there, its fast one."""
 PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.(parameters|artifacts)\['([^']+)'\]")
 CONDITION_VALUE = re.compile(r"inputs\.(parameter_values|artifacts)\['([^']+)'\]")
 
@@ -38,7 +40,7 @@ class Compiled:
         Raises:
             google.protobuf.json_format.ParseError: The text is no pipeline of this kfp version.
         """
-        first, *platforms = yaml.safe_load_all(text)
+        first, *platforms = yaml.load_all(text, Loader=LOADER)
         spec = json_format.ParseDict(first, pb.PipelineSpec())
         deployment = json_format.ParseDict(
             json_format.MessageToDict(spec.deployment_spec), pb.PipelineDeploymentConfig()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import secrets
 import shlex
 import sys
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from thawline.stages.pipeline import RunResult
 
 RETRAIN = COMPILED / "retrain.yaml"
+LOG = "pipeline.log"
 
 
 class StageError(ThawlineError):
@@ -39,7 +41,7 @@ class StageError(ThawlineError):
         self.stage = stage
 
 
-def run(config: Config, package: Path = RETRAIN) -> RunResult:
+def run(config: Config, package: Path = RETRAIN, cache: Path | None = None) -> RunResult:
     """Executes a compiled retraining pipeline and streams what its stages print.
 
     Everything goes to a new folder under the config's `workdir`, with `pipeline.log` in it. Paths
@@ -49,6 +51,8 @@ def run(config: Config, package: Path = RETRAIN) -> RunResult:
     Args:
         config: The config; the pipeline's other inputs stay as they are.
         package: A compiled retraining pipeline.
+        cache: A folder in which the results of windows, pretrain and finetune are remembered and
+            looked for. None: everything is computed.
 
     Raises:
         StageError: A stage failed. The MLflow runs are closed.
@@ -59,18 +63,27 @@ def run(config: Config, package: Path = RETRAIN) -> RunResult:
     root = Path(config.workdir) / run_id
     with _environment({tracked.RUN_ID_VARIABLE: run_id}):
         try:
-            execute(package, root, {"config": dump_config(config)})
+            execute(package, root, {"config": dump_config(config)}, cache)
         except ThawlineError:
             raise
         except BaseException:
             # Ctrl-C ends the runner as well, which then never comes to the exit task.
             tracked.close_parent(config, "CANCELLED")
             raise
-    return _result(root)
+    return _result(root, cache)
 
 
-def execute(package: Path, root: Path, arguments: Mapping[str, Any]) -> None:
+def execute(
+    package: Path, root: Path, arguments: Mapping[str, Any], cache: Path | None = None
+) -> None:
     """Executes any compiled pipeline, with its tasks' folders under the new folder `root`.
+
+    Args:
+        package: The compiled pipeline.
+        root: A folder that does not exist yet.
+        arguments: The pipeline's inputs.
+        cache: A folder in which results are remembered and looked for, of the tasks whose results
+            the pipeline lets be cached. None: everything is computed.
 
     Raises:
         StageError: A task failed; the first one that did is named.
@@ -79,7 +92,7 @@ def execute(package: Path, root: Path, arguments: Mapping[str, Any]) -> None:
     _check_runner(package, root, arguments)
     root.mkdir(parents=True)
     with (
-        StageLog(root / "pipeline.log", sys.stdout) as log,
+        StageLog(root / LOG, sys.stdout) as log,
         redirect_stdout(log),
         # Unbuffered, so that a task's lines arrive as they are printed; safe path, so that no file
         # of the current directory is imported in place of a package.
@@ -89,7 +102,12 @@ def execute(package: Path, root: Path, arguments: Mapping[str, Any]) -> None:
         warnings.filterwarnings("ignore", message=".*non-Python base image")
         from kfp import components, local
 
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
+        local.init(
+            local.SubprocessRunner(use_venv=False),
+            pipeline_root=str(root),
+            enable_caching=cache is not None,
+            cache_root=None if cache is None else str(cache),
+        )
         try:
             components.load_component_from_file(str(package))(**arguments)
         except RuntimeError as error:
@@ -159,16 +177,16 @@ def _stage_error(log: StageLog) -> StageError:
     return StageError(stage, f"its last lines are\n{lines}", f"see {log.path}")
 
 
-def _result(root: Path) -> RunResult:
+def _result(root: Path, cache: Path | None) -> RunResult:
     from thawline.stages.pipeline import RunResult
 
     passed = bool(_outputs(root, "evaluate")["parameterValues"]["Output"])
     evaluation = _artifact(root, "evaluate", "evaluation")
     facts = json.loads((evaluation / "evaluation.json").read_text(encoding="utf-8"))
     return RunResult(
-        dataset=_artifact(root, "windows", "dataset"),
-        table=_artifact(root, "pretrain", "table"),
-        model=_artifact(root, "finetune", "model"),
+        dataset=_artifact(root, "windows", "dataset", cache),
+        table=_artifact(root, "pretrain", "table", cache),
+        model=_artifact(root, "finetune", "model", cache),
         evaluation=evaluation,
         registration=_artifact(root, "register", "registration") if passed else None,
         passed=passed,
@@ -177,7 +195,15 @@ def _result(root: Path) -> RunResult:
     )
 
 
-def _artifact(root: Path, task: str, name: str) -> Path:
+def _artifact(root: Path, task: str, name: str, cache: Path | None = None) -> Path:
+    if cache is not None:
+        # A task whose result came from the cache leaves nothing under the root but this line.
+        hit = re.search(
+            rf"Task {task} cache hit \(key=(\w+)\)", (root / LOG).read_text(encoding="utf-8")
+        )
+        if hit:
+            (entry,) = cache.glob(f"{hit[1]}*.json")
+            return Path(json.loads(entry.read_text(encoding="utf-8"))[name]["uri"])
     return Path(_outputs(root, task)["artifacts"][name]["artifacts"][0]["uri"])
 
 

@@ -2,21 +2,19 @@
 
 from typing import Any
 
-from kfp import dsl, kubernetes
+from kfp import dsl
 
 from components import evaluate, finetune, finish, pretrain, register, start, windows
-from components.factory import IMAGE
+from pipelines.bind import bind, pipeline_settings, trainjob_text
+from pipelines.profiles import Profile, load_profile
 
 NAME = "thawline-retrain"
 EXAMPLE_CONFIG = "simulate: {}"
 """The embedded example. On one line: kfp 2.17 writes a longer default to a file that is no YAML."""
 
-RUN_LABEL = "metadata.labels['pipeline/runid']"
-"""Label that Kubeflow's API server puts on every pod of a run."""
 
-
-def build(image: str = IMAGE) -> Any:
-    """The pipeline, with every stage in `image`.
+def build(profile: Profile | None = None) -> Any:
+    """The pipeline for a profile; without one, for `local`.
 
     Kubeflow sorts a pipeline's inputs by name wherever it shows them, so each name starts with the
     number of its step. An input left as it is changes nothing in the config.
@@ -25,11 +23,13 @@ def build(image: str = IMAGE) -> Any:
     ever come from the cache. The stages and the exit task, which may take no output of another
     task, find it by the id of the Kubeflow run, which they read from the environment.
     """
+    profile = profile or load_profile("local")
 
-    @dsl.pipeline(name=NAME)
+    @dsl.pipeline(name=NAME, pipeline_config=pipeline_settings(profile))
     def retrain(
         config: str = EXAMPLE_CONFIG,
         seed: int = -1,
+        step0_start_from_champion: bool = False,
         step1_windows_finetune_days: int = -1,
         step1_windows_pretrain_days: int = -1,
         step2_pretrain_epochs: int = -1,
@@ -47,6 +47,9 @@ def build(image: str = IMAGE) -> Any:
             config: The config as YAML text, or as JSON on one line, since the UI's form has no line
                 breaks. Whatever the inputs below set wins over it.
             seed: Seed of everything random; -1 leaves it as in the config.
+            step0_start_from_champion: Goes on from the registered champion: its catalog is
+                extended and pretraining starts from its rows. While there is none, everything
+                starts anew. false leaves it as in the config.
             step1_windows_finetune_days: Days of the fine-tuning window; -1 leaves it as in the
                 config.
             step1_windows_pretrain_days: Days of the pretraining window; -1 leaves it as in the
@@ -65,6 +68,7 @@ def build(image: str = IMAGE) -> Any:
             started = start(
                 config=config,
                 seed=seed,
+                start_from_champion=step0_start_from_champion,
                 windows_finetune_days=step1_windows_finetune_days,
                 windows_pretrain_days=step1_windows_pretrain_days,
                 pretrain_epochs=step2_pretrain_epochs,
@@ -76,22 +80,23 @@ def build(image: str = IMAGE) -> Any:
             resolved = started.outputs["config"]
             code_version = started.outputs["code_version"]
             cut = windows(
-                config=resolved,
+                config=started.outputs["windows_config"],
                 source_version=started.outputs["source_version"],
                 code_version=code_version,
             )
             pretrained = pretrain(
-                config=resolved,
+                config=started.outputs["pretrain_config"],
                 data_version=cut.outputs["Output"],
                 code_version=code_version,
                 dataset=cut.outputs["dataset"],
             )
             finetuned = finetune(
-                config=resolved,
+                config=started.outputs["finetune_config"],
                 data_version=cut.outputs["Output"],
                 code_version=code_version,
                 dataset=cut.outputs["dataset"],
                 table=pretrained.outputs["table"],
+                trainjob=trainjob_text(profile),
             )
             evaluated = evaluate(
                 config=resolved,
@@ -109,8 +114,12 @@ def build(image: str = IMAGE) -> Any:
             task.set_caching_options(True)
         for task in (started, evaluated, registered, closing):
             task.set_caching_options(False)
-        for task in (closing, started, cut, pretrained, finetuned, evaluated, registered):
-            task.set_container_image(image)
-            kubernetes.use_field_path_as_env(task, "THAWLINE_RUN_ID", RUN_LABEL)
+        bind(started, "start", profile)
+        bind(cut, "windows", profile)
+        bind(pretrained, "pretrain", profile)
+        bind(finetuned, "finetune", profile)
+        bind(evaluated, "evaluate", profile)
+        bind(registered, "register", profile)
+        bind(closing, "finish", profile)
 
     return retrain

@@ -25,6 +25,7 @@ OWNERS = {
     "duckdb": ("thawline/data",),
     "pyspark": ("thawline/data/spark.py",),
     "torchrec": ("thawline/tables/sharded.py",),
+    "kubernetes": ("thawline/stages/trainjob/cluster.py",),
     "pickle": (),
 }
 """Packages that only these places import."""

@@ -13,11 +13,14 @@ from google.protobuf import json_format
 from kfp import compiler, dsl
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 from mlflow import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID as PARENT_TAG
 
+import components
 from pipelines.commands import COMPILED, compile_pipelines, generated_files
 from pipelines.compile import compile_text
 from pipelines.ir import Compiled, dangling
 from pipelines.local import StageError, execute, run, with_absolute_paths
+from pipelines.profiles import Profile
 from pipelines.retrain import build
 from pipelines.stage_log import StageLog
 from thawline.config import Config, parse_config
@@ -27,9 +30,7 @@ from thawline.tracking import pipeline as tracked
 pytest_plugins = ["mlflow_fixtures"]
 
 RETRAIN = COMPILED / "retrain.yaml"
-BYTE_BUDGET = 64 * 1024
-"""Kubeflow refuses a workflow of 1.5 MiB, which holds the pipeline several times over."""
-
+COMPONENTS = Path(components.__file__).parent
 THIN = {"base_image": "thawline:test", "packages_to_install": [], "install_kfp_package": False}
 
 TINY_MODEL = {
@@ -57,41 +58,35 @@ def write(pipeline, path):
 # The compiled file.
 
 
-@pytest.mark.parametrize("path", list(generated_files()), ids=lambda p: f"{p.parent.name}/{p.name}")
-def test_a_generated_file_is_up_to_date(path):
-    assert path.read_text(encoding="utf-8") == generated_files()[path], "run `thawline compile`"
+@pytest.fixture(scope="module")
+def generated():
+    return generated_files()
 
 
-def test_compiling_in_another_process_gives_the_same_bytes():
+def test_every_generated_file_is_up_to_date(generated):
+    made = {path for folder in (COMPILED, COMPONENTS) for path in folder.rglob("*")}
+    made = {path for path in made if path.name == "README.md" or path.parent == COMPILED}
+    assert made == generated.keys()
+    stale = [path for path, text in generated.items() if path.read_text("utf-8") != text]
+    assert stale == [], "run `thawline compile`"
+
+
+def test_compiling_in_another_process_gives_the_same_bytes(generated):
     code = (
-        "import sys; from components.factory import IMAGE; from pipelines.compile import "
-        "compile_text; sys.stdout.write(compile_text(IMAGE))"
+        "import json, sys; from pipelines.commands import generated_files; "
+        "json.dump({str(path): text for path, text in generated_files().items()}, sys.stdout)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     made = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, env=environment, check=True
     )
-    assert made.stdout == RETRAIN.read_bytes()
+    assert json.loads(made.stdout) == {str(path): text for path, text in generated.items()}
 
 
 def test_the_official_protos_take_the_file_and_every_reference_resolves(compiled):
     assert compiled.spec.pipeline_info.name == "thawline-retrain"
     assert len(compiled.deployment.executors) == 7
     assert dangling(compiled) == []
-
-
-def test_no_task_installs_packages():
-    assert "pip" not in RETRAIN.read_text(encoding="utf-8").replace("pipeline", "")
-
-
-def test_every_task_runs_in_the_image_that_was_asked_for():
-    other = Compiled.parse(compile_text("registry.example/thawline:9"))
-    images = {each.container.image for each in other.deployment.executors.values()}
-    assert images == {"registry.example/thawline:9"}
-
-
-def test_the_file_stays_small():
-    assert RETRAIN.stat().st_size < BYTE_BUDGET
 
 
 def test_only_registration_is_behind_the_gate_and_the_gate_is_a_bool(compiled):
@@ -119,7 +114,8 @@ def test_the_inputs_sorted_by_name_read_as_a_story_and_each_is_documented(compil
     written = list(build().component_spec.inputs)
     assert written == sorted(written) == sorted(inputs)
     steps = [name.split("_")[1] for name in written if name.startswith("step")]
-    assert list(dict.fromkeys(steps)) == ["windows", "pretrain", "finetune", "gate", "register"]
+    order = ["start", "windows", "pretrain", "finetune", "gate", "register"]
+    assert list(dict.fromkeys(steps)) == order
     assert all(each.description and each.HasField("default_value") for each in inputs.values())
 
 
@@ -128,8 +124,12 @@ def test_cached_stages_depend_on_versions_and_on_nothing_that_differs_in_each_ru
     cached = {name for name, task in tasks.items() if task.caching_options.enable_cache}
     assert cached == {"windows", "pretrain", "finetune"}
     assert set(tasks["windows"].inputs.parameters) == {"config", "source_version", "code_version"}
-    for name in ("pretrain", "finetune"):
-        assert set(tasks[name].inputs.parameters) == {"config", "data_version", "code_version"}
+    versions = {"config", "data_version", "code_version"}
+    assert set(tasks["pretrain"].inputs.parameters) == versions
+    assert set(tasks["finetune"].inputs.parameters) == {*versions, "trainjob"}
+    for name in ("windows", "pretrain", "finetune"):
+        given = tasks[name].inputs.parameters["config"].task_output_parameter
+        assert given.output_parameter_key == f"{name}_config"
     behind = compiled.spec.components["comp-condition-2"].dag.tasks["register"]
     finish = compiled.spec.root.dag.tasks["finish"]
     assert not behind.caching_options.enable_cache
@@ -165,21 +165,26 @@ def test_a_reference_that_leads_nowhere_is_found(old, new, found):
     assert any(found in problem for problem in problems), problems
 
 
-def test_compile_writes_the_pipeline_alone_to_another_folder(tmp_path, capsys):
+def test_compile_writes_the_pipelines_alone_to_another_folder(tmp_path, capsys):
     compile_pipelines(output=tmp_path, image="other:1")
-    assert [path.name for path in tmp_path.iterdir()] == ["retrain.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "retrain.cpu.yaml",
+        "retrain.gpu-multinode.yaml",
+        "retrain.gpu.yaml",
+        "retrain.yaml",
+    ]
     assert "image: other:1" in (tmp_path / "retrain.yaml").read_text(encoding="utf-8")
     assert str(tmp_path / "retrain.yaml") in capsys.readouterr().out
 
 
 def test_compile_check_fails_on_a_changed_file_and_leaves_it(tmp_path):
-    compile_pipelines(output=tmp_path)
-    compile_pipelines(output=tmp_path, check=True)
+    compile_pipelines("local", output=tmp_path)
+    compile_pipelines("local", output=tmp_path, check=True)
     path = tmp_path / "retrain.yaml"
     path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     changed = path.read_bytes()
     with pytest.raises(ThawlineError, match=r"out of date: .*retrain.yaml[\s\S]*thawline compile"):
-        compile_pipelines(output=tmp_path, check=True)
+        compile_pipelines("local", output=tmp_path, check=True)
     assert path.read_bytes() == changed
 
 
@@ -346,7 +351,7 @@ def test_ctrl_c_closes_the_runs_that_the_exit_task_then_never_closes(
     config = parse_config(f"workdir: {workdir}\nsimulate: {{}}")
     opened = []
 
-    def interrupted(package, root, arguments):
+    def interrupted(package, root, arguments, cache):
         opened.append(tracked.open_parent(config, "retrain"))
         raise KeyboardInterrupt
 
@@ -396,35 +401,89 @@ def workdir(sqlite_config):
     return Path(sqlite_config.workdir)
 
 
-@pytest.fixture
-def empty_place(tmp_path, monkeypatch):
-    """An empty working directory and no HOME, as a container has them."""
-    place = tmp_path / "empty"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    monkeypatch.delenv("HOME", raising=False)
-    return place
+# The whole pipeline.
 
 
-@pytest.fixture
-def tiny(tiny_config, workdir):
-    """A config that takes the pipeline seconds; a function of `gate.min_auc`."""
-    base = {**tiny_config.model_dump(exclude={"events"}), **TINY_MODEL, "workdir": str(workdir)}
-    return lambda min_auc: Config.model_validate({**base, "gate": {"min_auc": min_auc}})
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """An empty working directory and no HOME, as a container has them, and a folder beside it."""
+    root = tmp_path_factory.mktemp("pipeline")
+    (root / "empty").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name == "HOME" or name.startswith("MLFLOW_")]:
+            patch.delenv(name)
+        patch.chdir(root / "empty")
+        yield root
 
 
-def mlflow_runs(workdir):
+def tiny(place, tiny_config, **changes):
+    """A config that takes the pipeline seconds."""
+    base = {**tiny_config.model_dump(exclude={"events"}), **TINY_MODEL, "workdir": str(place)}
+    return Config.model_validate({**base, **changes})
+
+
+@pytest.fixture(scope="module")
+def registered(place, tiny_config):
+    """A run that passes the gate."""
+    return run(tiny(place, tiny_config, gate={"min_auc": 0.0, "rules": []}), cache=place / "cache")
+
+
+INTERRUPTION = """
+import os, pathlib, signal, sys, threading, time
+
+mark = pathlib.Path(os.environ["THAWLINE_WORK"]) / "interrupted"
+
+def interrupt():
+    while not list(mark.parent.glob("checkpoints/*/step-*/checkpoint.json")):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if "finetune" in sys.argv and not mark.exists():
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+    threading.Thread(target=interrupt, daemon=True).start()
+"""
+"""Sends SIGTERM to the first try of fine-tuning, once it has a checkpoint."""
+
+
+@pytest.fixture(scope="module")
+def refused(registered, place, tiny_config):
+    """A run of another recipe, whose fine-tuning is stopped once and whose model is too bad."""
+    (place / "hooks").mkdir()
+    (place / "hooks" / "sitecustomize.py").write_text(INTERRUPTION, encoding="utf-8")
+    work = place / "work"
+    profile = Profile.model_validate(
+        {
+            "name": "retried",
+            "work": {"folder": str(work), "claim": "work"},
+            "stages": {"finetune": {"retries": {"count": 1, "wait_seconds": 0}}},
+        }
+    )
+    package = place / "retried.yaml"
+    package.write_text(compile_text(profile), encoding="utf-8")
+    finetune = {**TINY_MODEL["finetune"], "recipe": "co-train"}
+    config = tiny(place, tiny_config, finetune=finetune, gate={"min_auc": 1.0, "rules": []})
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(place / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        patch.setenv("THAWLINE_WORK", str(work))
+        return run(config, package, cache=place / "cache")
+
+
+def mlflow_runs(workdir, parent=None):
+    """The client, and the runs: all of them, or a pipeline's."""
     client = MlflowClient(f"sqlite:///{workdir}/mlflow.db")
     experiment = client.get_experiment_by_name("thawline")
-    return client, list(client.search_runs([experiment.experiment_id]))
+    runs = list(client.search_runs([experiment.experiment_id], order_by=["start_time"]))
+    if parent is not None:
+        runs = [r for r in runs if parent in (r.info.run_id, r.data.tags.get(PARENT_TAG))]
+    return client, runs
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_compiled_file_runs_from_a_simulated_log_to_a_registered_model(
-    workdir, tiny, empty_place
-):
-    result = run(tiny(0.0))
+def test_the_compiled_file_runs_from_a_simulated_log_to_a_registered_model(registered, place):
+    result = registered
     assert result.passed
     assert (result.dataset / "manifest.json").exists()
     assert (result.table / "item.safetensors").exists()
@@ -432,36 +491,90 @@ def test_the_compiled_file_runs_from_a_simulated_log_to_a_registered_model(
     assert (result.evaluation / "report.html").read_bytes() == (
         result.evaluation.parent / "report"
     ).read_bytes()
-    registered = json.loads((result.registration / "registration.json").read_text("utf-8"))
-    client, runs = mlflow_runs(workdir)
-    version = client.get_model_version_by_alias(registered["name"], registered["alias"])
-    assert str(version.version) == str(registered["version"])
+    written = json.loads((result.registration / "registration.json").read_text("utf-8"))
+    client, runs = mlflow_runs(place, result.parent_run_id)
+    version = client.get_model_version_by_alias(written["name"], written["alias"])
+    assert str(version.version) == str(written["version"])
     names = {each.data.tags.get("thawline.stage", "parent"): each.info for each in runs}
     assert names.keys() == {"parent", "windows", "pretrain", "finetune", "evaluate", "register"}
     assert names["parent"].run_id == result.parent_run_id
     assert {info.status for info in names.values()} == {"FINISHED"}
-    assert list(empty_place.iterdir()) == []
-    (path,) = workdir.glob("*/*/evaluate/executor_output.json")
-    metrics = json.loads(path.read_text("utf-8"))["artifacts"]["metrics"]["artifacts"][0]
-    assert all(isinstance(value, float) for value in metrics["metadata"].values())
-    assert len(metrics["metadata"]) > 4
+    assert list((place / "empty").iterdir()) == []
+    metrics = artifacts_of(result.evaluation.parent)["metrics"]["metadata"]
+    assert all(isinstance(value, float) for value in metrics.values())
+    assert len(metrics) > 4
+
+
+def artifacts_of(task):
+    outputs = json.loads((task / "executor_output.json").read_text("utf-8"))
+    return {name: each["artifacts"][0] for name, each in outputs["artifacts"].items()}
+
+
+@pytest.mark.slow
+def test_each_artifact_says_what_is_in_it(registered):
+    dataset, table, model, evaluation = (
+        artifacts_of(folder.parent)[folder.name]["metadata"]
+        for folder in (
+            registered.dataset,
+            registered.table,
+            registered.model,
+            registered.evaluation,
+        )
+    )
+    manifest = json.loads((registered.dataset / "manifest.json").read_text("utf-8"))
+    assert dataset["requests_train"] == manifest["requests"]["train"] > 0
+    assert dataset["items"] == manifest["num_items"]
+    rows = manifest["num_items"] + 2
+    assert (table["rows"], table["dim"], model["rows_item"]) == (rows, 8, rows)
+    for facts, folder in ((dataset, registered.dataset), (model, registered.model)):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert facts["files"] == len(files)
+        assert facts["bytes"] == sum(path.stat().st_size for path in files)
+    epochs = json.loads((registered.model / "epochs.json").read_text("utf-8"))
+    auc = epochs[-1]["metrics"]["next"]["pooled"]["save"]["auc"]
+    assert model["next_save_auc"] == pytest.approx(auc)
+    assert model["data_version"] == dataset["data_version"] == manifest["data_version"]
+    assert evaluation["passed"] is True
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_model_below_the_gate_ends_the_run_well_and_unregistered(workdir, tiny, empty_place):
-    result = run(tiny(1.0))
-    assert not result.passed
-    assert result.registration is None
-    assert "below gate.min_auc 1" in result.reasons[0]
-    client, runs = mlflow_runs(workdir)
-    assert {each.info.status for each in runs} == {"FINISHED"}
-    assert client.search_registered_models() == []
+def test_a_model_below_the_gate_ends_the_run_well_and_unregistered(registered, refused, place):
+    assert not refused.passed
+    assert refused.registration is None
+    assert "below gate.min_auc 1" in refused.reasons[0]
+    client, runs = mlflow_runs(place, refused.parent_run_id)
+    assert {each.info.run_id: each.info.status for each in runs}[
+        refused.parent_run_id
+    ] == "FINISHED"
+    (version,) = client.search_model_versions()
+    assert version.tags["thawline.parent_run_id"] == registered.parent_run_id
+
+
+@pytest.mark.slow
+def test_stages_that_do_not_read_what_has_changed_come_from_the_cache(registered, refused, place):
+    assert (refused.dataset, refused.table) == (registered.dataset, registered.table)
+    assert refused.model != registered.model
+    _, runs = mlflow_runs(place, refused.parent_run_id)
+    stages = [each.data.tags.get("thawline.stage", "parent") for each in runs]
+    assert stages == ["parent", "finetune", "finetune", "evaluate"]
+
+
+@pytest.mark.slow
+def test_fine_tuning_that_was_stopped_goes_on_in_the_next_try(refused, place):
+    _, runs = mlflow_runs(place, refused.parent_run_id)
+    first, second = [
+        each.info.status for each in runs if each.data.tags.get("thawline.stage") == "finetune"
+    ]
+    assert (first, second) == ("KILLED", "FINISHED")
+    (log,) = place.glob(f"{refused.model.parents[2].name}/pipeline.log")
+    assert "finetune: goes on after step " in log.read_text("utf-8")
+    assert list((place / "work" / "checkpoints").glob("*/step-*")) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_stage_that_fails_leaves_its_error_and_no_open_run(tmp_path, workdir, empty_place):
+def test_a_stage_that_fails_leaves_its_error_and_no_open_run(tmp_path, place, workdir):
     log = tmp_path / "log.parquet"
     log.write_bytes(b"not Parquet")
     text = f"workdir: {workdir}\nevents: {{preset: feed, path: {log}}}"

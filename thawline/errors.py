@@ -34,3 +34,12 @@ class TrackingError(ThawlineError):
 
 class TrainingError(ThawlineError):
     """Training that cannot start or go on (a NaN loss, an epoch without a batch, ...)."""
+
+
+class ClusterError(ThawlineError):
+    """A Kubernetes cluster that refuses something, does not answer, or let a job fail."""
+
+    def __init__(self, what: str, remedy: str, *, passing: bool = False) -> None:
+        """Says, besides, whether it may pass by itself: the same call is worth another try."""
+        super().__init__(what, remedy)
+        self.passing = passing

@@ -34,13 +34,13 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from thawline.config import parse_config
     from thawline.evaluation.classification import classify
     from thawline.evaluation.holdouts import flat_metrics
     from thawline.stages import evaluate as stage
+    from thawline.stages.task import read_config
     from thawline.tracking import pipeline
 
-    parsed = parse_config(config)
+    parsed = read_config(config)
     verdict = stage.run(
         parsed,
         dataset.path,

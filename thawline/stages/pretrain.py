@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from thawline.progress import progress_bar
 from thawline.stages.machine import prepare_machine
 from thawline.tables.local import LocalTable
 from thawline.tables.memory import TableSize, require_memory
+from thawline.tracking.fetch import REGISTERED, fetch_model
 from thawline.tracking.runs import stage_run
 from thawline.training.pretrain import Pretrainer
 
@@ -41,6 +45,7 @@ def run(
     settings = config.pretrain
     with (
         stage_run(config, "pretrain", parent_run_id) as tracked,
+        _start_folder(config) as start,
         whole_folder(out) as folder,
     ):
         tracked.log_params(
@@ -52,10 +57,9 @@ def run(
             "item", rows, dim, torch.float32, optimizer="row-wise-adagrad", anchored=False
         )
         require_memory([size], device)
-        if settings.start_from is None:
+        if start is None:
             table = LocalTable.random(rows, dim, seed=config.seed)
         else:
-            start = Path(settings.start_from)
             table = LocalTable(load_rows(start, data.catalog, dim, seed=config.seed))
         reader = SequenceReader(
             data,
@@ -106,3 +110,18 @@ def run(
         (folder / "table.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
         tracked.log_artifact(folder / "table.json")
     return facts
+
+
+@contextmanager
+def _start_folder(config: Config) -> Iterator[Path | None]:
+    """The folder that `pretrain.start_from` names, brought here for the block if it is registered.
+
+    None where nothing is named, or no version has the alias yet.
+    """
+    start = config.pretrain.start_from
+    if start is None or not start.startswith(REGISTERED):
+        yield None if start is None else Path(start)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = fetch_model(config, start, Path(folder))
+        yield None if found is None else found.folder

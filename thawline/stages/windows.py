@@ -15,11 +15,8 @@ from thawline.data.inputs import local_inputs
 from thawline.data.manifest import Dataset, Manifest
 from thawline.data.windows import build_dataset, inputs_version, unchanged
 from thawline.folders import resumable_folder
-from thawline.tracking.registry import fetch_catalog
+from thawline.tracking.fetch import REGISTERED, fetch_catalog
 from thawline.tracking.runs import stage_run
-
-REGISTERED = "models:/"
-"""How `windows.previous` begins where it names a registered model."""
 
 
 def run(config: Config, out: str | Path, *, parent_run_id: str = "") -> Manifest:

@@ -1,0 +1,1 @@
+"""Fine-tuning on several nodes: a TrainJob of Kubeflow Trainer, submitted and awaited by a task."""
