@@ -2,8 +2,9 @@
 
 The stages of the pipeline, from a log to a report (docs/library.md): `load_config` or `Config`,
 then `build_windows`, `pretrain`, `finetune`, `evaluate` and `register`, each from folders to a
-folder, or `run` for all of them. What they leave is read by `Dataset`, `RequestReader` and
-`Bundle`, a trained model. Errors that a user can act on are `ThawlineError`.
+folder, or `run` for all of them; `score` for requests in files. What they leave is read by
+`Dataset`, `RequestReader` and `Bundle`, a trained model. Errors that a user can act on are
+`ThawlineError`.
 
 For a training loop of your own (docs/engine.md): `LocalTable`, `TableGroup`, `make_optimizer` and
 `Prefetcher`.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from thawline.stages.pipeline import run
     from thawline.stages.pretrain import run as pretrain
     from thawline.stages.register import run as register
+    from thawline.stages.score import run as score
     from thawline.stages.windows import run as build_windows
     from thawline.tables import LocalTable, TableGroup, make_optimizer
     from thawline.training.prefetch import Prefetcher
@@ -51,6 +53,7 @@ _HOMES = {
     "pretrain": "thawline.stages.pretrain:run",
     "register": "thawline.stages.register:run",
     "run": "thawline.stages.pipeline:run",
+    "score": "thawline.stages.score:run",
 }
 """Where each public name lives, and what it is called there if not the same."""
 
@@ -71,6 +74,7 @@ __all__ = [
     "pretrain",
     "register",
     "run",
+    "score",
 ]
 
 
