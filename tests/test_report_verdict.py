@@ -100,7 +100,7 @@ def test_a_difference_that_rounds_to_none_and_tiers_of_which_none_is_decided():
     assert plain(sentence) == (
         "On next, save AUC is as high as that of feed-ranker version 3 (95 % interval -0.0040 to "
         "+0.0040): no difference can be told; the smallest effect these data could show is "
-        "0.0056. Nor can it by tier."
+        "0.0056. By tier: undecided on all."
     )
 
 

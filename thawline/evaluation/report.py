@@ -26,9 +26,6 @@ from thawline.evaluation import (
 
 Tree = Mapping[str, Any]
 
-SHORT = 12
-"""Characters of a data version in a sentence."""
-
 
 def write_report(path: str | Path, evaluation: Tree) -> None:
     """Writes the page to `path` as UTF-8.
@@ -81,8 +78,8 @@ def render_report(evaluation: Tree) -> str:
         ),
         better=report_verdict.is_better(evaluation, list(metrics), primary),
         worries=[
-            *(finding.text for finding in found if finding.level == "warning"),
             *report_verdict.worries(evaluation, sampled=sampled),
+            *(finding.text for finding in found if finding.level == "warning"),
         ],
         passed=evaluation.get("passed"),
         reasons=evaluation.get("reasons") or (),
@@ -130,7 +127,7 @@ def _template() -> jinja2.Template:
 
 
 def _short(version: str | None) -> str | None:
-    return version and version[:SHORT]
+    return version and version[: report_verdict.SHORT]
 
 
 def _schedule_word(entry: Tree) -> str:

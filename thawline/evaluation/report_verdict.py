@@ -20,6 +20,9 @@ Judgement = Literal["better", "worse", "undecided"]
 SHOWN = ("auc", "normalized_entropy", "calibration")
 """Figures of the primary action whose comparison is not folded away."""
 
+SHORT = 12
+"""Characters of a data version that are enough to tell it by."""
+
 ROUNDED = 5e-5
 """Smaller differences are none to a reader of four decimals."""
 
@@ -56,8 +59,8 @@ def champion_view(champion: Tree, action: str | None) -> dict[str, Any]:
     return {
         "name": champion_name(champion),
         "facts": {
-            key.replace("_", " "): champion[key]
-            for key in ("recipe", "data_version")
+            key.replace("_", " "): champion[key][:length]
+            for key, length in (("recipe", None), ("data_version", SHORT))
             if champion.get(key)
         },
         "notes": champion.get("notes") or (),
@@ -194,7 +197,7 @@ def _against(holdout: str, row: Tree, of: str) -> str:
 def _by_tier(rows: Sequence[Tree]) -> str:
     parts = []
     if rows and all(judge(row) == "undecided" for row in rows):
-        return " Nor can it by tier." if len(rows) > 1 else ""
+        return " By tier: undecided on all."
     for judgement in ("better", "worse", "undecided"):
         names = [row["slice"] for row in rows if judge(row) == judgement]
         if names:
