@@ -85,7 +85,7 @@ def compare(
         typer.echo(json.dumps(found.tree(), indent=2))
     else:
         for holdout, rows in chosen.items():
-            console().print(_table(found, holdout, rows))
+            _show(found, holdout, rows)
         for note in found.notes:
             say(f"note: {note}")
     if plot is not None:
@@ -130,31 +130,32 @@ def _chosen(
     return [row for row in rows if row["figure"] in figures]
 
 
-def _table(found: Comparison, holdout: str, rows: list[dict[str, Any]]) -> Table:
-    """B minus A of each figure and slice; a difference that is no chance stands bold."""
-    seeds = found.by == "seeds"
-    size = (
-        ""
-        if seeds or not rows
-        else f", {rows[0]['requests']:,} requests of {rows[0]['users']:,} users"
-    )
-    title = f"{holdout}: B minus A{size}\nA: {_named(found.a)}\nB: {_named(found.b)}"
+def _show(found: Comparison, holdout: str, rows: list[dict[str, Any]]) -> None:
+    """A table a figure; a difference that is no chance stands bold."""
+    size = ""
+    if found.by == "users" and rows:
+        size = f", {rows[0]['requests']:,} requests of {rows[0]['users']:,} users"
+    say(f"{holdout}: B minus A with 95 % intervals{size}")
+    say(f"A: {_named(found.a)}")
+    say(f"B: {_named(found.b)}")
+    for action, figure in dict.fromkeys((row["action"], row["figure"]) for row in rows):
+        own = [row for row in rows if (row["action"], row["figure"]) == (action, figure)]
+        console().print(_table(f"{action} {figure}", own, found.by == "seeds"))
+
+
+def _table(title: str, rows: list[dict[str, Any]], seeds: bool) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("action", "figure", "slice"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("A", "B", "B - A", "95 % interval", "could show"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("runs", "agree", "p", "needed") if seeds else ():
-        table.add_column(heading, justify="right", no_wrap=True)
-    groups = list(dict.fromkeys((row["action"], row["figure"]) for row in rows))
-    for row in sorted(rows, key=lambda row: groups.index((row["action"], row["figure"]))):
+    table.add_column("slice", min_width=6)
+    for heading, width in (("A", 6), ("B", 6), ("B - A", 7), ("interval", 15), ("could\nshow", 6)):
+        table.add_column(heading, justify="right", min_width=width)
+    for heading in ("n", "agree", "p", "need") if seeds else ():
+        table.add_column(heading, justify="right")
+    for row in rows:
         certain = row["low"] is not None and not row["low"] <= 0 <= row["high"]
         interval = DASH
         if row["low"] is not None:
-            interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
+            interval = f"{row['low']:+.4f} {row['high']:+.4f}"
         cells = [
-            row["action"],
-            row["figure"],
             row["slice"],
             _number(row["a"]),
             _number(row["b"]),
