@@ -194,3 +194,23 @@ def test_drift_is_gathered_by_table():
         "item": [(1, {"head": 0.1}), (3, {"head": 0.3, "tail": 0.2})],
         "user": [(3, {"cold": 1.5})],
     }
+
+
+def test_the_training_loss_is_drawn_part_by_part_and_breaks_between_epochs():
+    drawn = epoch_plots.losses_by_epoch(
+        [[0.9, 0.8, None, 0.7], [0.5], [None]], {"next": [0.6, 0.65, None]}, [], "Losses"
+    )
+    lines = [
+        [tuple(map(float, point)) for point in re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)]
+        for path, style in re.findall(r'<path d="([^"]*)"[^>]*style="([^"]*)"', drawn)
+        if "stroke-width: 2.2" in style and "currentColor" in style
+    ]
+    first, second = sorted(lines)
+    # Centres of the quarters of an epoch: 1/8, 3/8 and 7/8; 0.5 stands for the whole of the next.
+    assert len(first) == 3
+    quarter = first[1][0] - first[0][0]
+    assert first[2][0] - first[1][0] == pytest.approx(2 * quarter, rel=1e-3)
+    assert second[0][0] - first[2][0] == pytest.approx(quarter / 2, rel=1e-3)
+    assert second[1][0] - second[0][0] == pytest.approx(4 * quarter, rel=1e-3)
+    # A page's y grows downwards: from 0.9 to 0.7 and 0.5.
+    assert second[0][1] - first[2][1] == pytest.approx(first[2][1] - first[0][1], rel=1e-3)

@@ -82,16 +82,16 @@ def auc_by_epoch(
 
 
 def losses_by_epoch(
-    trained: Sequence[float | None],
+    trained: Sequence[Sequence[float | None]],
     tested: Mapping[str, Sequence[float | None]],
     windows: Sequence[tuple[float, float]],
     label: str,
     tracks: Sequence[Track] = (),
 ) -> Markup:
-    """The training loss within each epoch, as stairs, and the test losses after it.
+    """The training loss within each epoch, and the test losses after it.
 
     Args:
-        trained: Mean training loss of each epoch; None leaves a gap.
+        trained: Mean training loss of each equal part of each epoch, in order; None leaves it out.
         tested: By hold-out, its loss after each epoch; None leaves a gap.
         windows: Spans in epochs, from 0, in which the item table trains.
         label: What a reader who cannot see the plot is told.
@@ -104,10 +104,16 @@ def losses_by_epoch(
         for start, end in windows:
             axes.axvspan(start, end, color=ACCENT, alpha=0.1, linewidth=0)
         ends: list[tuple[float, str, str]] = []
-        y = _gaps(trained)
-        axes.stairs(y, range(epochs + 1), baseline=None, color=INK, linewidth=2.2)
-        if not np.isnan(y[-1]):
-            ends.append((float(y[-1]), "training", INK))
+        for epoch, parts in enumerate(trained):
+            y = _gaps(parts)
+            known = ~np.isnan(y)
+            if known.sum() > 1:
+                x = epoch + (np.arange(len(y)) + 0.5) / len(y)
+                axes.plot(x[known], y[known], color=INK, linewidth=2.2)
+            elif known.any():
+                axes.hlines(y[known], epoch, epoch + 1, color=INK, linewidth=2.2)
+            if known.any() and epoch == epochs - 1:
+                ends.append((float(y[known][-1]), "training", INK))
         for (name, values), (color, marker, dashes) in zip(
             tested.items(), styles * len(tested), strict=False
         ):

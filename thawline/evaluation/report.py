@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from thawline.data.manifest import TIERS, Window
 from thawline.evaluation import (
@@ -23,6 +24,8 @@ from thawline.evaluation import (
     report_verdict,
     schedule,
 )
+from thawline.evaluation.diagnostics import test_loss
+from thawline.evaluation.finding import primary
 
 Tree = Mapping[str, Any]
 
@@ -40,8 +43,9 @@ def write_report(path: str | Path, evaluation: Tree) -> None:
             - `passed`, `reasons`: the gate's verdict; `gate`: its rules.
             - `champion`: the comparison with it; None where there is none.
             - `epochs`: entries of `epochs.json` in order, with `metrics` and, where known, `losses`
-              by objective, `seconds`, `phases`, `trained` (share of the epoch in which each
-              component trained) and `drift` (by ID table and tier).
+              by objective, `course` (the head's within the epoch), `seconds`, `phases`, `trained`
+              (share of the epoch in which each component trained) and `drift` (by ID table and
+              tier).
             - `schedule`: `schedule.json` of the model folder.
             - `model`: `model.json`.
             - `dataset`: `manifest.json`.
@@ -67,7 +71,7 @@ def render_report(evaluation: Tree) -> str:
         metrics, epochs, sampled, audit=evaluation.get("audit"), schedule=planned
     )
     champion: Tree | None = evaluation.get("champion")
-    primary = next(filter(None, map(report_holdout.primary_action, metrics.values())), None)
+    action = next(filter(None, map(primary, metrics.values())), None)
     return _template().render(
         title=evaluation.get("title") or "Ranker",
         happened=findings.summary(
@@ -76,7 +80,7 @@ def render_report(evaluation: Tree) -> str:
             recipe=model.get("recipe"),
             data_version=_short(model.get("data_version") or (dataset or {}).get("data_version")),
         ),
-        better=report_verdict.is_better(evaluation, list(metrics), primary),
+        better=report_verdict.is_better(evaluation, list(metrics), action),
         worries=[
             *report_verdict.worries(evaluation, sampled=sampled),
             *(finding.text for finding in found if finding.level == "warning"),
@@ -84,7 +88,7 @@ def render_report(evaluation: Tree) -> str:
         passed=evaluation.get("passed"),
         reasons=evaluation.get("reasons") or (),
         rules=report_verdict.gate_view(evaluation.get("gate")),
-        champion=report_verdict.champion_view(champion, primary) if champion else None,
+        champion=report_verdict.champion_view(champion, action) if champion else None,
         tiles=[tile for name, tree in metrics.items() if (tile := report_holdout.tile(name, tree))],
         holdouts=[
             report_holdout.holdout_view(name, tree, epochs, windows, tracks, sampled=sampled)
@@ -156,25 +160,19 @@ def _epoch_heads(epochs: Sequence[Tree]) -> list[tuple[str, str]]:
 
 def _stairs(
     epochs: Sequence[Tree], windows: Sequence[tuple[float, float]], planned: Tree | None
-) -> Any:
+) -> Markup | None:
     """Training and test losses, each a sum over actions; None where no training loss is known."""
-    trained = [(entry.get("losses") or {}).get("head") for entry in epochs]
-    if all(loss is None for loss in trained):
+    trained = [entry.get("course") or [(entry.get("losses") or {}).get("head")] for entry in epochs]
+    if all(loss is None for parts in trained for loss in parts):
         return None
     names = dict.fromkeys(name for entry in epochs for name in entry.get("metrics") or {})
     return epoch_plots.losses_by_epoch(
         trained,
-        {name: [_test_loss(entry, name) for entry in epochs] for name in names},
+        {name: [test_loss(entry, name) for entry in epochs] for name in names},
         windows,
         "Training loss within each epoch, and the loss on each hold-out after it",
         schedule.tracks(planned, tables_only=True) if planned else (),
     )
-
-
-def _test_loss(entry: Tree, holdout: str) -> float | None:
-    tree = (entry.get("metrics") or {}).get(holdout)
-    losses = [values["log_loss"] for values in tree["pooled"].values()] if tree else []
-    return None if not losses or None in losses else float(sum(losses))
 
 
 def _training_times(epochs: Sequence[Tree]) -> dict[str, float]:

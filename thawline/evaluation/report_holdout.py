@@ -14,6 +14,7 @@ from markupsafe import Markup
 from thawline.data.manifest import TIERS
 from thawline.evaluation import epoch_plots, findings, formatting, plots
 from thawline.evaluation.dots import THIN, Dot, Scale, dot_plot
+from thawline.evaluation.finding import primary
 
 Tree = Mapping[str, Any]
 
@@ -43,14 +44,9 @@ _KINDS = {
 }
 
 
-def primary_action(tree: Tree) -> str | None:
-    """The action that a hold-out is judged by; None where nothing was scored."""
-    return next(iter(tree["pooled"]), None)
-
-
 def tile(holdout: str, tree: Tree) -> dict[str, Any] | None:
     """The primary action's AUC, pooled, of the oracle and as a dot plot of the tiers."""
-    action = primary_action(tree)
+    action = primary(tree)
     if action is None:
         return None
     return {
@@ -82,7 +78,7 @@ def holdout_view(
         tracks: The schedule of the ID tables, drawn beneath the curves.
         sampled: Whether negatives were sampled.
     """
-    primary = primary_action(tree)
+    main = primary(tree)
     heads = [
         {
             "action": action,
@@ -90,10 +86,10 @@ def holdout_view(
             "table": table(tree, action),
             "plots": [
                 *_by_epoch(holdout, action, epochs, windows, tracks),
-                *(_roc(holdout, tree, action) if action == primary else ()),
+                *(_roc(holdout, tree, action) if action == main else ()),
                 *_reliability(holdout, tree, action, sampled),
             ],
-            "trivial": (tree.get("trivial") or {}) if action == primary else {},
+            "trivial": (tree.get("trivial") or {}) if action == main else {},
             "slices": slices(tree, action),
         }
         for action in tree["pooled"]
@@ -103,7 +99,7 @@ def holdout_view(
         "words": findings.HOLDOUTS.get(holdout, ""),
         "requests": tree["requests"],
         "users": tree.get("users"),
-        "primary": primary,
+        "primary": main,
         "heads": heads,
         "hollow": any(
             row["thin"] for head in heads for part in head["slices"] for row in part["plot"]["rows"]
