@@ -39,21 +39,30 @@ def no_mlflow_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(scope="session")
+def mlflow_database(tmp_path_factory):
+    """An empty database of MLflow, to be copied: MLflow takes seconds to make one."""
+    folder = tmp_path_factory.mktemp("mlflow-once")
+    with pytest.MonkeyPatch.context() as environment:
+        for name in MLFLOW_VARIABLES:
+            environment.delenv(name, raising=False)
+        connect(make_config(folder)).search_experiments()
+    return folder / "mlflow.db"
+
+
 @pytest.fixture
-def sqlite_config(tmp_path, tmp_path_factory, no_mlflow_environment):
-    """A config whose SQLite database exists: MLflow takes seconds to make one."""
-    made = tmp_path_factory.getbasetemp() / "mlflow-once" / "mlflow.db"
-    if not made.exists():
-        connect(make_config(made.parent)).search_experiments()
+def sqlite_config(tmp_path, mlflow_database, no_mlflow_environment):
+    """A config whose SQLite database exists."""
     (tmp_path / "work").mkdir()
-    shutil.copyfile(made, tmp_path / "work" / "mlflow.db")
+    shutil.copyfile(mlflow_database, tmp_path / "work" / "mlflow.db")
     return make_config(tmp_path / "work")
 
 
 @pytest.fixture(scope="session")
-def server_uri(tmp_path_factory):
+def server_uri(tmp_path_factory, mlflow_database):
     """The address of a real `mlflow server` with proxied artifacts, on loopback."""
     root = tmp_path_factory.mktemp("server")
+    shutil.copyfile(mlflow_database, root / "server.db")
     uri = f"http://127.0.0.1:{free_port()}"
     with (root / "log.txt").open("wb") as log:
         server = subprocess.Popen(

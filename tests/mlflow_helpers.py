@@ -60,7 +60,7 @@ def write_model(folder: Path, ids: list, *, broken: bool = False, tables=None) -
         context={"surface": ["home", "13"], "device": ["phone"]},
         history_length=6,
         num_rows=count + 2,
-        model=ModelSettings(dim=8, heads=2, ffn=8, mlp=(8,), context_dim=4),
+        model=ModelSettings(dim=8, heads=2, ffn=8, mlp=(8,), context_dim=4, adapter="full"),
         tables=tables,
     )
     torch.manual_seed(0)

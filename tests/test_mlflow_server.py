@@ -1,5 +1,6 @@
 """One real MLflow server, on loopback, and what can go wrong between it and us."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -237,13 +239,14 @@ def test_the_served_model_answers_over_http_without_pickle(server_uri, inputs, t
         ],
         env={
             **os.environ,
+            # It starts uvicorn by its name.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "MLFLOW_TRACKING_URI": server_uri,
             "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
         },
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
@@ -253,7 +256,8 @@ def test_the_served_model_answers_over_http_without_pickle(server_uri, inputs, t
         ]
         reply = ask(server, port, {"dataframe_records": requests, "params": {"counts": True}})
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
     class Loaded:

@@ -13,9 +13,9 @@ import torch
 from mlflow_helpers import INT_IDS, STRING_IDS, write_evaluation, write_model
 
 from thawline.data.previous import read_previous
-from thawline.errors import TrackingError
+from thawline.errors import DataError, TrackingError
 from thawline.model.bundle import Bundle
-from thawline.stages import register, score
+from thawline.stages import fetch, register, score
 from thawline.tracking import packing, registry, runs
 from thawline.tracking.server import connect, tracking_uri
 
@@ -129,6 +129,94 @@ def test_a_model_that_did_not_pass_is_refused_with_the_reasons(sqlite_config, fo
     with pytest.raises(TrackingError, match=r"did not pass the gate.*AUC 0\.41 is under"):
         register.run(sqlite_config, folders[0], failed, folders[2])
     assert connect(sqlite_config).search_registered_models() == []
+
+
+def test_where_a_person_promotes_a_version_waits_as_challenger(sqlite_config, folders):
+    tracking = sqlite_config.tracking.model_copy(update={"promote": "manual"})
+    manual = sqlite_config.model_copy(update={"tracking": tracking})
+    parent = runs.start_parent(manual, "retrain")
+    for _ in range(2):
+        registration = register.run(manual, *folders, parent_run_id=parent)
+        assert registration == registry.Registration(NAME, "1", "challenger")
+    assert list(connect(manual).get_registered_model(NAME).aliases) == ["challenger"]
+    tags = connect(manual).get_model_version(NAME, "1").tags
+    assert "thawline.promoted_at" not in tags
+    assert tags["thawline.aliased"] == "challenger"
+
+
+def test_a_version_names_what_it_was_compared_with_and_made_from(sqlite_config, folders, tmp_path):
+    def stage(name, data_version, parent=""):
+        with runs.stage_run(sqlite_config, name, parent) as run:
+            run.log_params({"data_version": data_version})
+        return run.run_id
+
+    # The pipeline took the dataset and the table of an earlier run from its cache.
+    stage("windows", "data-0")
+    windows, pretrain = stage("windows", "data-1"), stage("pretrain", "data-1")
+    stage("pretrain", "data-0")
+    parent = runs.start_parent(sqlite_config, "retrain")
+    first, last = (stage("finetune", "data-1", parent) for _ in range(2))
+    assert first != last
+    path = folders[1] / "evaluation.json"
+    evaluation = json.loads(path.read_text())
+    evaluation["champion"] = {"name": NAME, "version": "41"}
+    evaluation["reasons"] = ["save AUC of the cold tier: undecided, " + "x" * 6000]
+    path.write_text(json.dumps(evaluation))
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "registered.json").write_text(json.dumps({"name": NAME, "version": "40"}))
+    config = sqlite_config.model_copy(
+        update={
+            "pretrain": sqlite_config.pretrain.model_copy(
+                update={"start_from": str(tmp_path / "start")}
+            )
+        }
+    )
+    register.run(config, *folders, parent_run_id=parent)
+    tags = connect(config).get_model_version(NAME, "1").tags
+    assert {key: value for key, value in tags.items() if key.startswith("thawline.run.")} == {
+        "thawline.run.windows": windows,
+        "thawline.run.pretrain": pretrain,
+        "thawline.run.finetune": last,
+    }
+    assert tags["thawline.compared_with"] == f"{NAME}/41"
+    assert tags["thawline.table_started_from"] == f"models:/{NAME}/40"
+    assert tags["thawline.gate.reasons"].startswith("save AUC of the cold tier: undecided, xxx")
+    assert len(tags["thawline.gate.reasons"]) == 5000
+
+
+def test_a_model_that_is_too_large_is_refused_before_anything_is_uploaded(sqlite_config, folders):
+    size = sum(file.stat().st_size for file in folders[0].rglob("*") if file.is_file())
+
+    def allowing(gigabytes, **changes):
+        changes = {"max_upload_gb": gigabytes, **changes}
+        tracking = sqlite_config.tracking.model_copy(update=changes)
+        return sqlite_config.model_copy(update={"tracking": tracking})
+
+    # Of 6 items of 8 floats there are 200 bytes and more beside the model.
+    with pytest.raises(TrackingError, match=r"tracking\.max_upload_gb allows") as told:
+        register.run(allowing((size + 100) / 1e9), *folders)
+    assert "tracking.log_vectors=false" in told.value.remedy
+    assert connect(sqlite_config).search_registered_models() == []
+    register.run(allowing((size + 100) / 1e9, log_vectors=False), *folders)
+    version = connect(sqlite_config).get_model_version(NAME, "1")
+    assert connect(sqlite_config).list_artifacts(version.run_id, "vectors") == []
+
+
+def test_the_tables_of_a_version_are_registered_with_it(sqlite_config, folders, tmp_path):
+    register.run(sqlite_config, *folders)
+    uri = f"models:/{NAME}@champion"
+    with pytest.MonkeyPatch.context() as patch:
+        # The file that was registered is taken, not made anew.
+        patch.setattr(fetch, "local_model", None)
+        fetch.table(sqlite_config, uri, "item", tmp_path / "item.parquet")
+    assert pq.read_table(tmp_path / "item.parquet").column("item_id").to_pylist() == INT_IDS
+    with pytest.raises(DataError, match="no table 'user'"):
+        fetch.table(sqlite_config, uri, "user", tmp_path / "user.parquet")
+    fetch.model(sqlite_config, uri, tmp_path / "fetched")
+    assert Bundle.load(tmp_path / "fetched").meta == Bundle.load(folders[0]).meta
+    with pytest.raises(TrackingError, match="no registered version is"):
+        fetch.model(sqlite_config, f"models:/{NAME}@other", tmp_path / "other")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "other"))]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"passed": "yes", "metrics": {}}', '{"passed": true}'])
