@@ -180,7 +180,9 @@ def evaluate(
     with output_folder(settings, evaluation, "evaluation") as out:
         verdict = stage.run(settings, *folders, out)
     console().print(metrics_table(verdict.metrics))
-    say(f"gate: {'passed' if verdict.passed else 'refused'} ({'; '.join(verdict.reasons)})")
+    say(f"gate: {'passed' if verdict.passed else 'refused'}")
+    for reason in verdict.reasons:
+        say(f"  {reason}")
     say(f"report: {out / 'report.html'}")
 
 
@@ -213,7 +215,7 @@ def _show_result(settings: Config, result: Any) -> None:
     out.print(metrics_table(evaluation["metrics"]))
     lines = {
         "recipe": f"{model['recipe']}, {model['epochs']} epochs",
-        "gate": ("passed: " if result.passed else "refused: ") + "; ".join(result.reasons),
+        "gate": "\n        ".join(["passed" if result.passed else "refused", *result.reasons]),
     }
     if result.registration is not None:
         registered = json.loads(
