@@ -1,179 +1,199 @@
-"""How much of a slow lookup prefetch hides, and what a step then takes.
+"""How much of a slow exchange prefetch hides in two processes, and what a step then takes.
 
-The table is a local one whose rows come late, by a delay that stands for an all-to-all: they are
-read when the lookup is launched, and a thread hands them over after the delay. The delays are 0 to
-100 % of the compute time (forward, backward and the network's optimizer) of a step. Steps with and
-without prefetch take turns, so that a noisy machine is noisy for both; medians are printed:
+Two processes (gloo) train the article's ranker and an ID table that is split between them. Each
+exchange of rows and of their gradients (all-to-all) is made late, so that those of a lookup (how
+many rows, which, their values) are late by 0 to 100 % of the compute time: forward, backward and
+the network's step. Steps with and without prefetch take turns, so that a noisy machine is noisy for
+both; medians are printed, in ms:
 
-- exposed: seconds in which a step waits for its rows;
-- step: the whole step, beside the sum and the maximum of compute and delay.
+- exposed: in which a step waits for what travels: its rows, the next ones before the network's sum,
+  the rows' gradients;
+- step: the whole step, beside the sum and the maximum of the compute time and of what the exchanges
+  take when nothing hides them.
 
-It fails where prefetch leaves more than 10 % of the exposed time of a lookup that is shorter than
-backward and optimizer.
+It fails where prefetch leaves more than 10 % of what is exposed without it, though that is shorter
+than the backward and the network's step.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from step import LEARNING_RATE, Repeated, make_batch, make_ranker, make_rows
 
-from thawline.tables import LocalTable, TableGroup
-from thawline.tables.base import Lookup
-from thawline.training.prefetch import Prefetcher
+from thawline.tables.parts import Shards
+from thawline.tables.split import SplitTables
+from thawline.training.components import TrainedTable
+from thawline.training.distributed import DenseSums, Ranks, make_ranks
+from thawline.training.loop import Trainer
+from thawline.training.schedule import Schedule
 
 DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0)
+EXCHANGES = 3
+"""Of a lookup."""
 MOST_EXPOSED = 0.1
 """Of what is exposed without prefetch."""
 
+NAMES = ("plain", "ahead")
+"""Without prefetch, with it: by staleness."""
 
-@dataclass(frozen=True)
-class LateLookup:
-    """Rows that were read at once and arrive later."""
-
-    lookup: Lookup
-    arrival: Future[None]
-
-    def wait(self) -> Tensor:
-        """See `Lookup.wait`."""
-        self.arrival.result()
-        return self.lookup.wait()
-
-    def apply(self, grad: Tensor) -> None:
-        """See `Lookup.apply`."""
-        self.lookup.apply(grad)
+Times = dict[str, float]
+"""Seconds of a step: `compute`, `hiding` (backward and the network's step), `exposed`, `step`."""
 
 
-class LateTable(LocalTable):
-    """A local table behind a slow network."""
+class Late:
+    """`all_to_all_single`, some seconds late."""
 
-    delay = 0.0
-    """Seconds."""
-    network = ThreadPoolExecutor(1)
-    """One, since exchanges follow each other."""
+    def __init__(self) -> None:
+        """Takes the place of the plain one."""
+        self.seconds = 0.0
+        self._plain = dist.all_to_all_single
+        dist.all_to_all_single = self
 
-    def lookup(self, rows: Tensor) -> LateLookup:  # type: ignore[override]
-        """See `IdTable.lookup`."""
-        return LateLookup(super().lookup(rows), self.network.submit(time.sleep, self.delay))
-
-
-@dataclass
-class Times:
-    """Seconds of each step."""
-
-    exposed: list[float]
-    forward: list[float]
-    rest: list[float]
-    """Backward and optimizer."""
-    update: list[float]
-    step: list[float]
-
-    def median(self, name: str) -> float:
-        """Of one of them, without the first steps."""
-        return float(np.median(getattr(self, name)[3:]))
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Sleeps, then exchanges."""
+        time.sleep(self.seconds)
+        return self._plain(*arguments, **options)
 
 
 class Contestant:
-    """A small network over a table, trained with or without prefetch, step by step."""
+    """A trainer with or without prefetch; the same network and batches, whoever asks."""
 
-    def __init__(self, options: argparse.Namespace, delay: float, staleness: int) -> None:
-        """The same network and batches, whoever asks."""
-        generator = torch.Generator().manual_seed(0)
-        torch.manual_seed(0)
-        rows = torch.randn(options.rows, options.dim, generator=generator)
-        self.table = LateTable(rows)
-        self.table.delay = delay
-        self.network = nn.Sequential(
-            nn.Linear(options.dim, options.width), nn.ReLU(), nn.Linear(options.width, 1)
+    def __init__(self, options: argparse.Namespace, ranks: Ranks, staleness: int) -> None:
+        """Makes its tables; collective."""
+        rng = np.random.default_rng(ranks.rank)
+        group = dist.new_group()
+        assert isinstance(group, dist.ProcessGroup)
+        self.ranks = ranks
+        self.tables = SplitTables(
+            {"item": Shards(make_rows(options), learning_rate=LEARNING_RATE)}, group=group
         )
-        self.optimizer = torch.optim.Adam(self.network.parameters(), fused=True)
-        prefetcher: Prefetcher[Tensor] = Prefetcher(
-            TableGroup({"item": self.table}), lambda batch: {"item": batch}, staleness=staleness
+        self.trainer = Trainer(
+            make_ranker(options)[0],
+            {"item": TrainedTable(self.tables.tables["item"])},
+            Repeated([make_batch(rng, options) for _ in range(options.steps)]),
+            Schedule(1_000),
+            learning_rate=1e-3,
+            staleness=staleness,
+            group=self.tables.beside,
+            sums=DenseSums(ranks, self._settle),
+            on_step=self._take,
         )
-        batches = (
-            torch.randint(1, options.rows, (options.lookups,), generator=generator)
-            for _ in range(options.steps)
-        )
-        self.times = Times([], [], [], [], [])
-        self._run = self._steps(prefetcher.steps(batches))
+        self._epochs = self.trainer.epochs()
+        self._settled = self._started = 0.0
+        self._times: list[Times] = []
 
-    def step(self) -> None:
-        """The next step."""
-        next(self._run)
+    def turn(self) -> list[Times]:
+        """Trains an epoch; of its steps the first is left out, since no step came before it."""
+        self.ranks.wait()
+        self._times = []
+        next(self._epochs)
+        return self._times[1:]
 
-    def _steps(self, steps: Iterator) -> Iterator[None]:  # type: ignore[type-arg]
-        while True:
-            marks = [time.perf_counter()]
-            step = next(steps)
-            marks.append(time.perf_counter())
-            loss = self.network(step.embeddings["item"]).square().mean()
-            step.look_ahead()
-            marks.append(time.perf_counter())
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            marks.append(time.perf_counter())
-            step.apply()
-            marks.append(time.perf_counter())
-            spans = [*np.diff(marks), marks[-1] - marks[0]]
-            for name, seconds in zip(vars(self.times), spans, strict=True):
-                getattr(self.times, name).append(seconds)
-            yield
+    def _settle(self) -> None:
+        started = time.perf_counter()
+        self.tables.settle()
+        self._settled += time.perf_counter() - started
+
+    def _take(self, step: int, steps: int) -> None:
+        """Notes what the step took."""
+        phases = self.trainer.clock.take()
+        hiding = phases["backward"] + phases["optimizer"] - self._settled
+        now = time.perf_counter()
+        self._times.append(
+            {
+                "compute": phases["forward"] + hiding,
+                "hiding": hiding,
+                "exposed": phases["rows"] + self._settled,
+                "step": now - self._started,
+            }
+        )
+        self._settled, self._started = 0.0, now
+
+
+def work(rank: int, folder: str, options: argparse.Namespace) -> None:
+    """One of the two processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    ranks, late = make_ranks("cpu"), Late()
+    contestants = {name: Contestant(options, ranks, number) for number, name in enumerate(NAMES)}
+    found: list[dict[str, Any]] = []
+    compute = 0.0
+    for share in DELAYS:
+        # Both processes wait for as long as the first one says.
+        late.seconds = share * ranks.first(int(1e9 * compute)) / 1e9 / EXCHANGES
+        times: dict[str, list[Times]] = {name: [] for name in NAMES}
+        for number in range(options.rounds + 1):
+            for name, own in contestants.items():
+                turn = own.turn()
+                times[name] += turn if number else []
+        medians = {
+            name: {key: float(np.median([each[key] for each in own])) for key in own[0]}
+            for name, own in times.items()
+        }
+        compute = compute or medians["plain"]["compute"]
+        found.append(medians | {"delay": EXCHANGES * late.seconds, "compute": compute})
+    if ranks.leads:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    ranks.wait()
+    dist.destroy_process_group()
+
+
+def rows_of(found: list[dict[str, Any]]) -> Iterator[tuple[list[str], bool]]:
+    """A table's row for each delay, and whether it fails."""
+    for own in found:
+        plain, ahead, delay, compute = (own[key] for key in (*NAMES, "delay", "compute"))
+        left = ahead["exposed"] / plain["exposed"]
+        travels = plain["exposed"]
+        times = (delay, plain["exposed"], ahead["exposed"], ahead["hiding"])
+        steps = (plain["step"], ahead["step"], compute + travels, max(compute, travels))
+        cells = [f"{1e3 * seconds:.1f}" for seconds in (*times, *steps)]
+        cells.insert(3, f"{left:.1%}")
+        judged = bool(delay) and travels < ahead["hiding"]
+        yield cells, judged and left > MOST_EXPOSED
 
 
 def main() -> None:
     """Measures every delay and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--batch", type=int, default=64, help="requests a process and step")
+    parser.add_argument("--history", type=int, default=50)
+    parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--lookups", type=int, default=4_000)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the ids; 0: uniform")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=8, help="steps a turn")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-
-    alone = Contestant(options, 0.0, 0)
-    for _ in range(options.steps):
-        alone.step()
-    compute = alone.times.median("forward") + alone.times.median("rest")
-    table = Table(title=f"compute {1e3 * compute:.1f} ms a step; ms", title_justify="left")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(work, (folder, options), nprocs=2, start_method="spawn")
+        found = json.loads(Path(folder, "found.json").read_text())
+    title = f"2 processes, {options.batch} requests each, ms a step"
+    table = Table(title=title, title_justify="left")
     for heading in (
-        *("delay", "exposed", "exposed, prefetch", "left", "hidden behind", "step"),
-        *("step, prefetch", "sum", "maximum"),
+        *("delay", "exposed", "exposed, prefetch", "left", "backward + network's step"),
+        *("step", "step, prefetch", "sum", "maximum"),
     ):
         table.add_column(heading, justify="right")
-    failed = False
-    for share in DELAYS:
-        delay = share * compute
-        plain, ahead = (Contestant(options, delay, staleness) for staleness in (0, 1))
-        for _ in range(options.steps):
-            plain.step()
-            ahead.step()
-        exposed, left = plain.times.median("exposed"), ahead.times.median("exposed")
-        hiding = ahead.times.median("rest") + ahead.times.median("update")
-        own = sum(plain.times.median(name) for name in ("forward", "rest", "update"))
-        if share and delay < ahead.times.median("rest"):
-            failed = failed or left > MOST_EXPOSED * exposed
-        steps = (plain.times.median("step"), ahead.times.median("step"))
-        figures = (hiding, *steps, own + delay, max(own, delay))
-        table.add_row(
-            *(f"{1e3 * seconds:.1f}" for seconds in (delay, exposed, left)),
-            f"{left / exposed:.1%}",
-            *(f"{1e3 * seconds:.1f}" for seconds in figures),
-        )
+    rows = list(rows_of(found))
+    for cells, _ in rows:
+        table.add_row(*cells)
     Console(width=120).print(table)
-    if failed:
-        sys.exit(f"prefetch left more than {MOST_EXPOSED:.0%} of an exposed lookup")
+    if any(fails for _, fails in rows):
+        sys.exit(f"prefetch left more than {MOST_EXPOSED:.0%} of what is exposed without it")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """Requests a second of fine-tuning in several processes, beside TorchRec's train pipelines.
 
-Every contestant trains the same ranker with Adam and the same sharded table with row-wise Adagrad
-on the same batches, in 1 and 2 processes (gloo): histories of 50, 5 candidates, 64 wide.
+Every contestant trains the same ranker with Adam and the same table of 1 M rows, split over the
+processes, with row-wise Adagrad on the same batches, in 2 processes (gloo): histories of 50,
+5 candidates, 64 wide.
 
-- thawline: `Trainer` over `ShardedTables`, lookups one update ahead; and the same while it is
-  frozen;
+- thawline: `Trainer` over `SplitTables`, lookups one update ahead; the same while the table is
+  frozen; and over `ShardedTables`, which are TorchRec's kernels and exchange;
 - torchrec base, torchrec sparse dist: `DistributedModelParallel` (DDP for the network) under
-  `TrainPipelineBase` and `TrainPipelineSparseDist`.
+  `TrainPipelineBase` and `TrainPipelineSparseDist`;
+- network alone: forward, backward and Adam with rows that are there already, without a table and
+  without anything between the processes. No engine can be quicker than that, so the most by which
+  one could beat another is the other's time over this one.
 
-They take turns of a few steps each, so that a noisy machine is noisy for all of them; medians over
-the rounds are printed (time by the clock, and on the CPU, which other work on the machine disturbs
-less), and how many ids a lookup sends after those that are twice in it are gone.
+They take turns of a few steps each, in another order each round, so that a noisy machine is noisy
+for all of them; medians over the rounds are printed (time by the clock, and on the CPU, which other
+work on the machine disturbs less), and how many ids a lookup sends after those that are twice in it
+are gone. The ratios are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -32,12 +37,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
-from step import LEARNING_RATE, make_batch, make_ranker
+from step import LEARNING_RATE, Repeated, make_batch, make_ranker, make_rows
 from torch import Tensor, nn
 from torchrec.streamable import Pipelineable
 
 from thawline.data.batches import Batch
 from thawline.model.ranker import Ranker
+from thawline.tables.parts import Shards
+from thawline.tables.split import SplitTables
 from thawline.training.components import TrainedTable
 from thawline.training.distributed import DenseSums, Ranks, make_ranks
 from thawline.training.loop import Trainer
@@ -50,17 +57,20 @@ Turn = Callable[[], float]
 def main() -> None:
     """Runs the contest with each number of processes and prints its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--batch", type=int, default=512, help="requests a process and step")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[64, 512], help="requests a process and step"
+    )
     parser.add_argument("--history", type=int, default=50)
     parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the ids; 0: uniform")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=4, help="steps a turn")
     options = parser.parse_args()
-    for count in options.processes:
+    for count, batch in itertools.product(options.processes, options.batches):
+        options.batch = batch
         with tempfile.TemporaryDirectory() as folder:
             mp.start_processes(work, (count, folder, options), nprocs=count, start_method="spawn")
             show(json.loads(Path(folder, "found.json").read_text()), count, options)
@@ -78,12 +88,16 @@ def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> Non
     turns: dict[str, Turn] = {
         "thawline": thawline(options, ranks, batches),
         "thawline, frozen": thawline(options, ranks, batches, frozen=True),
+        "thawline over torchrec": thawline(options, ranks, batches, engine="torchrec"),
         "torchrec base": torchrec(options, batches, "TrainPipelineBase"),
         "torchrec sparse dist": torchrec(options, batches, "TrainPipelineSparseDist"),
+        "network alone": network_alone(options, batches),
     }
     found: dict[str, Any] = {name: [] for name in turns}
+    order = np.random.default_rng(0)
     for number in range(options.rounds + 1):
-        for name, turn in turns.items():
+        for name in order.permutation(list(turns)):
+            turn = turns[name]
             ranks.wait()
             used = time.process_time()
             seconds = turn()
@@ -99,42 +113,27 @@ def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> Non
     dist.destroy_process_group()
 
 
-def table_rows(options: argparse.Namespace) -> Tensor:
-    """The same starting rows, whoever asks."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(options.rows, options.dim, generator=generator) * options.dim**-0.5
-
-
-@dataclass
-class Repeated:
-    """The same batches each epoch."""
-
-    batches: list[Batch]
-
-    @property
-    def num_batches(self) -> int:
-        """Of an epoch."""
-        return len(self.batches)
-
-    def epoch(self, index: int, start: int = 0) -> Any:
-        """What is left of it."""
-        return iter(self.batches[start:])
-
-
 def thawline(
-    options: argparse.Namespace, ranks: Ranks, batches: list[Batch], *, frozen: bool = False
+    options: argparse.Namespace,
+    ranks: Ranks,
+    batches: list[Batch],
+    *,
+    engine: str = "split",
+    frozen: bool = False,
 ) -> Turn:
-    """Our trainer over our sharded tables."""
-    from thawline.tables.sharded import ShardedTables, Shards
+    """Our trainer over our split tables, or over TorchRec's."""
+    from thawline.tables.sharded import ShardedTables
 
-    rows = table_rows(options)
-    spec = Shards(rows, learning_rate=LEARNING_RATE, trainable=not frozen)
-    tables = ShardedTables({"item": spec}, group=ranks.tables)
+    make = SplitTables if engine == "split" else ShardedTables
+    spec = Shards(make_rows(options), learning_rate=LEARNING_RATE, trainable=not frozen)
+    group = dist.new_group()  # Of its own: lookups of two engines must not meet.
+    assert isinstance(group, dist.ProcessGroup)
+    tables = make({"item": spec}, group=group)
     epochs = options.rounds + 1
     trainer = Trainer(
         make_ranker(options)[0],
         {"item": TrainedTable(tables.tables["item"])},
-        Repeated(batches),  # type: ignore[arg-type]
+        Repeated(batches),
         Schedule(epochs, {"item": Plan()} if frozen else {}),
         learning_rate=1e-3,
         staleness=1,
@@ -146,6 +145,27 @@ def thawline(
     def turn() -> float:
         summary = next(summaries)
         return summary.seconds / summary.steps
+
+    return turn
+
+
+def network_alone(options: argparse.Namespace, batches: list[Batch]) -> Turn:
+    """The network's step without a table and without other processes."""
+    ranker, adam = make_ranker(options)
+    generator = torch.Generator().manual_seed(0)
+    embeddings = [
+        torch.randn(len(batch.rows), options.dim, generator=generator) * options.dim**-0.5
+        for batch in batches
+    ]
+
+    def turn() -> float:
+        started = time.perf_counter()
+        for batch, rows in zip(batches, embeddings, strict=True):
+            loss = ranker.loss(batch, {"item": rows.detach().requires_grad_()}).total
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        return (time.perf_counter() - started) / len(batches)
 
     return turn
 
@@ -260,12 +280,13 @@ class Peer(nn.Module):
 
 def show(found: dict[str, Any], count: int, options: argparse.Namespace) -> None:
     """Prints medians and ratios to ours."""
-    medians = {name: np.median(own, axis=0) for name, own in found["seconds"].items()}
-    ours = medians["thawline"][0]
+    rounds = {name: np.array(own) for name, own in found["seconds"].items()}
+    medians = {name: np.median(own, axis=0) for name, own in rounds.items()}
+    ratios = {name: np.median(own / rounds["thawline"], axis=0) for name, own in rounds.items()}
     title = f"{count} processes, {options.batch} requests each; {found['sent']:.0%} of ids sent"
     table = Table(title=title, title_justify="left")
     headings = ("contestant", "ms a step", "CPU ms a process", "requests/s")
-    for heading in (*headings, "thawline is faster by"):
+    for heading in (*headings, "thawline is faster by", "by CPU time"):
         table.add_column(heading, justify="left" if heading == "contestant" else "right")
     for name, (seconds, used) in medians.items():
         table.add_row(
@@ -273,7 +294,7 @@ def show(found: dict[str, Any], count: int, options: argparse.Namespace) -> None
             f"{1e3 * seconds:.1f}",
             f"{1e3 * used:.1f}",
             f"{count * options.batch / seconds:,.0f}",
-            f"{seconds / ours:.2f}x",
+            *(f"{ratio:.2f}x" for ratio in ratios[name]),
         )
     Console().print(table)
 

@@ -22,7 +22,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,18 @@ def make_batch(rng: np.random.Generator, options: argparse.Namespace) -> Batch:
         context=torch.from_numpy(rng.integers(0, 10, (size, 3))),
         oracle=None,
     )
+
+
+class Repeated:
+    """A reader that gives the same batches each epoch."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+        self.num_batches = len(batches)
+
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """What is left of it."""
+        return iter(self.batches[start:])
 
 
 def make_ranker(options: argparse.Namespace) -> tuple[Ranker, torch.optim.Optimizer]:

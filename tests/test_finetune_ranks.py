@@ -80,7 +80,10 @@ def test_one_process_with_sharded_tables_makes_the_model_of_local_ones(
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("tables.item.optimizer=lazy-adam", "tables.item.optimizer is lazy-adam"),
+        (
+            "tables.engine=torchrec tables.item.optimizer=lazy-adam",
+            "tables.item.optimizer is lazy-adam",
+        ),
         ("tables.user.pull=0.1", "tables.user.pull"),
         ("tables.item.dtype=bfloat16", "tables.item.dtype"),
         ("finetune.cross_fit=true", "finetune.cross_fit"),
@@ -90,7 +93,8 @@ def test_a_setting_that_sharded_tables_do_not_have_is_refused(
     config, dataset, table, tmp_path, override, named
 ):
     with pytest.raises(ConfigError, match=named):
-        train(config, dataset, table, tmp_path / "out", "tables.engine=sharded", override)
+        overrides = ["tables.engine=sharded", *override.split()]
+        train(config, dataset, table, tmp_path / "out", *overrides)
     assert not (tmp_path / "out").exists()
     assert not dist.is_initialized()
 

@@ -156,10 +156,11 @@ class Tables(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    engine: Literal["auto", "local", "sharded"] = Field(
+    engine: Literal["auto", "local", "sharded", "torchrec"] = Field(
         "auto",
         description="local: one process holds the tables; sharded: the processes that torchrun "
-        "started hold a part of the rows each, by TorchRec; auto: sharded under torchrun alone.",
+        "started hold a part of the rows each, on GPUs by TorchRec; torchrec: by TorchRec on CPUs "
+        "too; auto: sharded under torchrun alone.",
     )
     item: ItemTable = ItemTable()
     __pydantic_extra__: dict[str, IdTableSettings]

@@ -73,7 +73,7 @@ def run(
             ones to follow.
     """
     device = prepare_machine(config.runtime)
-    with joined(device, alone=config.tables.engine == "sharded") as ranks:
+    with joined(device, alone=config.tables.engine in ("sharded", "torchrec")) as ranks:
         require_one_table_copy(config.tables.engine, ranks)
         if ranks is not None and config.tables.engine != "local":
             from thawline.stages.finetune_ranks import run as run_together

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -36,15 +36,14 @@ from thawline.stages.finetune_parts import (
 from thawline.stages.id_tables import RunTable, make_tables
 from thawline.stages.machine import share_cores
 from thawline.stages.resume import Keeper, Termination, best_epoch, resume, run_checkpoints
+from thawline.tables.parts import PartTables, Shards
+from thawline.tables.split import SplitTables
 from thawline.tracking.runs import Run, stage_run
 from thawline.training.distributed import DenseSums, EvenReader, Ranks, padding_batch
 from thawline.training.loop import Trainer
 from thawline.training.profile import profiled
 from thawline.training.recipes import make_schedule
 from thawline.training.timeline import describe
-
-if TYPE_CHECKING:
-    from thawline.tables.sharded import ShardedTables
 
 
 def run(
@@ -230,25 +229,25 @@ def require_shardable(config: Config) -> None:
         )
 
 
-def shard(config: Config, tables: Mapping[str, RunTable], ranks: Ranks) -> ShardedTables:
-    """The tables of a run, split over the processes; collective."""
-    from thawline.tables.sharded import ShardedTables, Shards
-
+def shard(config: Config, tables: Mapping[str, RunTable], ranks: Ranks) -> PartTables:
+    """The tables of a run, split over the processes, by TorchRec on GPUs; collective."""
     settings = {"item": config.tables.item, **config.tables.others}
-    return ShardedTables(
-        {
-            name: Shards(
-                own.first,
-                settings[name].optimizer,
-                settings[name].learning_rate,
-                trainable=False,
-                padding_rows=own.table.padding_rows,
-            )
-            for name, own in tables.items()
-        },
-        group=ranks.tables,
-        device=ranks.device,
-    )
+    shards = {
+        name: Shards(
+            own.first,
+            settings[name].optimizer,
+            settings[name].learning_rate,
+            trainable=False,
+            padding_rows=own.table.padding_rows,
+        )
+        for name, own in tables.items()
+    }
+    if config.tables.engine == "torchrec" or ranks.device.type == "cuda":
+        # TorchRec takes seconds to import.
+        from thawline.tables.sharded import ShardedTables
+
+        return ShardedTables(shards, group=ranks.tables, device=ranks.device)
+    return SplitTables(shards, group=ranks.tables)
 
 
 def make_reader(config: Config, data: Dataset, ranks: Ranks, device: str) -> RequestReader:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import torch
@@ -19,20 +18,18 @@ from thawline.model.ids import read_known
 from thawline.tables import LocalTable, RowRules, make_optimizer
 from thawline.tables.carry import carry_known
 from thawline.tables.memory import TableSize, require_memory
+from thawline.tables.parts import PartTable
 from thawline.tables.repair import Repair, repair_cold_rows, require_warm
 from thawline.training.components import TrainedTable
 from thawline.training.cross_fit import FOLDS, mean_of_copies
 from thawline.training.drift import row_drift
-
-if TYPE_CHECKING:
-    from thawline.tables.sharded import ShardedTable
 
 
 @dataclass(frozen=True)
 class RunTable:
     """A table of a run, and what is known of its rows."""
 
-    table: LocalTable | ShardedTable
+    table: LocalTable | PartTable
     first: Tensor
     """`[N, d]`: the rows that the run started with."""
     tier: Tensor
