@@ -51,9 +51,9 @@ def first_ones(ranks, count):
 
 
 def make(ranks, batches, **options):
-    """A trainer with dropout, and its checkpoints' rows."""
+    """A trainer with dropout; the first process has so many batches, the others one less."""
     torch.manual_seed(ranks.rank)
-    trainer = together(ranks, [batches] * ranks.size, **options)
+    trainer = together(ranks, [batches] + [batches - 1] * (ranks.size - 1), **options)
     for module in trainer.ranker.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.2
@@ -236,6 +236,20 @@ def sigterm_in_one_process_stops_all_after_the_same_step(ranks):
         assert caught.value.code == 143
         assert own.step == 3
         assert checkpoints.saved() == [0.75]
+
+
+def a_loss_that_is_not_finite_stops_every_process_at_the_same_step(ranks):
+    own, steps = make(ranks, 4, staleness=1), []
+    own.on_step = lambda step, steps_of_run: steps.append(step)
+    if not ranks.leads:
+        # One process's request; the others see it in the sum of the losses.
+        own.reader.reader.batches[1].candidate_log_q[:] = float("nan")
+        own.reader.reader.batches[1].history_age[:] = float("nan")
+    ids = own.reader.reader.batches[1].request_id[:5].tolist()
+    words = rf"became nan at step 1 \(epoch 0\); the batch's first request ids: {ids}"
+    with pytest.raises(TrainingError, match=words.replace("[", "").replace("]", "")):
+        list(own.epochs())
+    assert steps == [1]
 
 
 def an_error_in_one_process_is_one_in_all(ranks):

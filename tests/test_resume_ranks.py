@@ -10,20 +10,24 @@ CHECKS = [
     "gradients_that_wait_are_summed_for_another_number_of_processes",
     "rows_that_are_in_no_file_are_missed",
     "sigterm_in_one_process_stops_all_after_the_same_step",
+    "a_loss_that_is_not_finite_stops_every_process_at_the_same_step",
     "an_error_in_one_process_is_one_in_all",
     "machines_without_a_common_folder_need_a_url",
 ]
 
 
 @pytest.fixture(scope="module")
-def outcomes(request):
-    """What came of the checks with a number of processes; they are started once."""
-    return run_checks("resume_checks", CHECKS, request.param)
+def outcomes():
+    """What came of the checks in two processes; they are started once."""
+    return run_checks("resume_checks", CHECKS, 2)
 
 
-@pytest.mark.parametrize(
-    "outcomes", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True, scope="module"
-)
 @pytest.mark.parametrize("check", CHECKS)
-def test_resuming_together(outcomes, check):
+def test_two_processes_that_are_stopped_and_go_on(outcomes, check):
     assert outcomes[check] == ""
+
+
+@pytest.mark.slow
+def test_four_processes_go_on_from_two_and_two_from_four():
+    check = "another_number_of_processes_goes_on_from_the_same_tables"
+    assert run_checks("resume_checks", [check], 4) == {check: ""}
