@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(FLAVOUR)
 CONFIG ?= examples/feed.yaml
 
-.PHONY: run test lint format bench install clean
+.PHONY: run test lint format bench install clean image image-gpu image-check lock
 
 run: $(INSTALLED)  ## Simulated feed, all five stages through Kubeflow's local runner, to MLflow
 	$(BIN)/thawline run --config $(CONFIG) --runner kubeflow
@@ -42,6 +42,35 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test $(FLAVOUR) = gpu || $(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
 	rm -f $(VENV)/.installed-*
 	touch $@
+
+# Wheels in this folder come before the index's, as pip's own PIP_FIND_LINKS has it.
+WHEELS ?= $(wildcard $(PIP_FIND_LINKS))
+IMAGES = $(PYTHON) docker/images.py $(if $(SSL_CERT_FILE),--certificates $(SSL_CERT_FILE))
+CPU_WHEELS = $(if $(WHEELS),--wheels $(WHEELS))
+
+image:  ## The CPU image, by docker or buildah, whichever is there
+	$(IMAGES) build cpu $(CPU_WHEELS)
+
+image-gpu:  ## The GPU image, likewise
+	$(IMAGES) build gpu
+
+image-check:  ## Builds the CPU image by buildah and runs every stage in it; needs root
+	$(IMAGES) check cpu $(CPU_WHEELS)
+
+# The images' packages with their hashes. CPU builds of torch come from PyTorch's own index, which
+# uv knows, or from WHEELS. The extra `gpu` names TorchRec; exclude-cpu.txt drops FBGEMM's CUDA build.
+lock: docker/requirements-build.txt docker/requirements-cpu.txt docker/requirements-gpu.txt
+
+LOCK = UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --generate-hashes \
+	--constraint constraints.txt --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	--no-annotate --no-emit-index-url --no-emit-find-links --output-file $@
+docker/requirements-build.txt: docker/requirements-build.in constraints.txt | $(INSTALLED)
+	$(LOCK) $<
+docker/requirements-cpu.txt: pyproject.toml constraints.txt docker/exclude-cpu.txt | $(INSTALLED)
+	$(LOCK) $(if $(WHEELS),--find-links $(WHEELS),--torch-backend cpu) \
+		--extra cpu --extra gpu --extra kubeflow --excludes docker/exclude-cpu.txt $<
+docker/requirements-gpu.txt: pyproject.toml constraints.txt | $(INSTALLED)
+	$(LOCK) --extra gpu --extra kubeflow $<
 
 clean:  ## Removes the environment and the runs
 	rm -rf $(VENV) runs
