@@ -23,7 +23,7 @@ def evaluate(
         model: The model folder of `finetune`.
 
     Returns:
-        evaluation: The evaluation folder: `evaluation.json` and `report.html`.
+        evaluation: The evaluation folder: `evaluation.json`, `report.html` and the scores.
         metrics: Every defined figure, by hold-out, tier and action.
         classification: The primary action's ROC curve on the gate's hold-out, and the confusion
             matrix at the threshold that calls as many candidates positive as are.
