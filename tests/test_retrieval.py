@@ -57,7 +57,7 @@ def by_loops(bundle, dataset, split, limit, k):
     return {f"recall@{k}": np.mean(recall), f"ndcg@{k}": np.mean(ndcg), "mrr": np.mean(mrr)}
 
 
-@pytest.mark.parametrize(("at_once", "limit"), [(1 << 24, 1_000), (700, 30)])
+@pytest.mark.parametrize(("at_once", "limit"), [(1 << 21, 1_000), (700, 30)])
 @torch.inference_mode()
 def test_places_among_the_catalog_equal_a_sort_of_it(
     bundle, tiny_dataset, monkeypatch, at_once, limit
