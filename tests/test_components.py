@@ -4,26 +4,33 @@ import ast
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from kfp import dsl
 from mlflow import MlflowClient
 
 from components import COMPONENTS, evaluate, finish, start
 from components.readme import readme, readme_path
-from thawline.config import parse_config
+from thawline.config import Items, parse_config
 from thawline.errors import ConfigError, DataError, TrackingError
+from thawline.stages import pretrain as pretrain_stage
 from thawline.stages import start as start_stage
 from thawline.stages.evaluate import Verdict
 from thawline.stages.finish import run as close_runs
 from thawline.tracking import pipeline, runs
+from thawline.tracking.fetch import FetchedModel
 
 pytest_plugins = ["mlflow_fixtures"]
 
+ROOT = Path(__file__).parent.parent
 PARAMETER_TYPES = {"String", "Integer", "Float", "Boolean", "PipelineTaskFinalStatus"}
 each_component = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: c.name)
 
@@ -116,6 +123,99 @@ def test_start_puts_the_inputs_that_were_set_into_the_config(workdir):
     assert config.tracking.model_name == "thawline-ranker"
 
 
+class Version(SimpleNamespace):
+    """A registered version."""
+
+
+def registry(monkeypatch, aliases):
+    """A registry with one model; aliases to version numbers."""
+
+    def find_version(config, uri):
+        name, _, alias = uri.removeprefix("models:/").partition("@")
+        if not alias:
+            name, _, number = name.partition("/")
+            return Version(name=name, version=number)
+        return Version(name=name, version=aliases[alias]) if alias in aliases else None
+
+    monkeypatch.setattr(start_stage, "find_version", find_version)
+
+
+def test_a_warm_start_takes_catalog_and_rows_of_the_champion_by_its_version(workdir, monkeypatch):
+    registry(monkeypatch, {"champion": "7"})
+    text = config_text(workdir) + "\ntracking: {model_name: feed}"
+    warm = start_stage.run(text, {}, start_from_champion=True)
+    for written in (warm.config, warm.windows_config, warm.pretrain_config):
+        assert parse_config(written).windows.previous == "models:/feed/7"
+    for written in (warm.config, warm.pretrain_config):
+        assert parse_config(written).pretrain.start_from == "models:/feed/7"
+    cold = parse_config(start_stage.run(text, {}).config)
+    assert (cold.windows.previous, cold.pretrain.start_from) == (None, None)
+
+
+def test_the_first_warm_start_of_all_is_a_cold_one(workdir, monkeypatch):
+    registry(monkeypatch, {})
+    started = start.python_func(config_text(workdir), start_from_champion=True)
+    config = parse_config(started[0])
+    assert (config.windows.previous, config.pretrain.start_from) == (None, None)
+
+
+def test_an_alias_in_the_config_becomes_a_version_which_tells_cached_results_apart(
+    workdir, monkeypatch
+):
+    text = config_text(workdir) + "\npretrain: {start_from: models:/feed@challenger}"
+    made = []
+    for number in ("3", "4"):
+        registry(monkeypatch, {"challenger": number})
+        made.append(start_stage.run(text, {}))
+    assert [parse_config(each.config).pretrain.start_from for each in made] == [
+        "models:/feed/3",
+        "models:/feed/4",
+    ]
+    assert made[0].pretrain_config != made[1].pretrain_config
+    assert made[0].windows_config == made[1].windows_config
+
+
+def test_pretraining_starts_from_the_rows_of_a_registered_model(tmp_path, monkeypatch):
+    def fetch(config, uri, folder):
+        assert uri == "models:/feed/7"
+        return FetchedModel(folder / "model", "feed", "7", {})
+
+    monkeypatch.setattr(pretrain_stage, "fetch_model", fetch)
+    config = parse_config("simulate: {}\npretrain: {start_from: models:/feed/7}")
+    with pretrain_stage.start_folder(config) as folder:
+        assert folder.name == "model"
+        assert folder.parent.exists()
+    assert not folder.parent.exists()
+    monkeypatch.setattr(pretrain_stage, "fetch_model", lambda *_: None)
+    with pretrain_stage.start_folder(config) as folder:
+        assert folder is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ("gate.min_auc=0.9", ("windows", "pretrain", "finetune")),
+        ("tracking.model_name=other", ("windows", "pretrain", "finetune")),
+        ("gate.holdout=in_window", ("windows", "pretrain")),
+        ("finetune.recipe=frozen", ("windows", "pretrain")),
+        ("evaluation.epoch_requests=7", ("windows", "pretrain")),
+        ("pretrain.epochs=9", ("windows", "finetune")),
+        ("model.dim=16", ("windows",)),
+        ("windows.finetune_days=3", ()),
+        ("seed=4", ()),
+        ("tracking.experiment=other", ()),
+    ],
+)
+def test_a_stage_comes_from_the_cache_where_nothing_that_it_reads_has_changed(changes, same):
+    before, after = parse_config("simulate: {}"), parse_config("simulate: {}", [changes])
+    kept = [
+        stage
+        for stage in ("windows", "pretrain", "finetune")
+        if start_stage.for_stage(before, stage) == start_stage.for_stage(after, stage)
+    ]
+    assert tuple(kept) == same
+
+
 def test_start_opens_one_parent_run_that_the_other_stages_find(workdir):
     started = start.python_func(config_text(workdir))
     again = start.python_func(config_text(workdir))
@@ -156,6 +256,12 @@ def test_the_source_version_changes_with_the_log_and_with_nothing_else(workdir):
     assert start_stage.source_version(config) != before
     simulated = parse_config("simulate: {}")
     assert start_stage.source_version(simulated) == "simulated"
+    items = workdir / "items.csv"
+    items.write_text("pin\n1\n")
+    with_items = config.model_copy(update={"items": Items(path=str(items), item_id="pin")})
+    first = start_stage.source_version(with_items)
+    items.write_text("pin\n1\n2\n")
+    assert start_stage.source_version(with_items) != first
 
 
 def test_the_code_version_names_the_sources_that_run():
@@ -312,3 +418,156 @@ def test_a_component_runs_by_its_own_command_in_an_empty_folder_without_a_home(w
     written = json.loads((workdir / "out.json").read_text(encoding="utf-8"))["parameterValues"]
     assert parse_config(written["config"]).workdir == str(workdir)
     assert list(place.iterdir()) == []
+
+
+DRIVER = """
+import json, os, sys
+from types import SimpleNamespace
+
+from kfp import dsl
+
+import thawline
+from thawline.stages import start
+
+work = sys.argv[1]
+sources = json.load(open(work + "/sources.json"))
+place = lambda kind, name: getattr(dsl, kind)(uri=f"{work}/out/{name}", metadata={})
+
+def body(name):
+    space = {}
+    exec(sources[name], space)
+    return space[name]
+
+os.mkdir(work + "/out")
+text = open(work + "/config.yaml").read()
+started = body("start")(text)
+resolved, _, source, code, *cached = started
+dataset = place("Dataset", "dataset")
+table, model = place("Model", "table"), place("Model", "model")
+version = body("windows")(cached[0], source, code, dataset)
+body("pretrain")(cached[1], version, code, dataset, table)
+body("finetune")(cached[2], version, code, dataset, table, model)
+outputs = {}
+for name, kind in json.loads(sys.argv[2]).items():
+    outputs[name] = place(kind, name)
+passed = body("evaluate")(resolved, dataset, model, **outputs)
+registration = place("Artifact", "registration")
+body("register")(resolved, model, outputs["evaluation"], registration)
+status = dsl.PipelineTaskFinalStatus("SUCCEEDED", "run-1", "exit-handler-1", None, None)
+body("finish")(text, status)
+facts = {"passed": passed, "uid": os.getuid(), "from": thawline.__file__}
+print("FACTS " + json.dumps(facts | registration.metadata))
+"""
+"""Calls the bodies of the components as Kubeflow ships them, one after the other."""
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def anybodys():
+    """A folder that every user may use, as pytest's own may not be."""
+    with tempfile.TemporaryDirectory(prefix="thawline-wheel-") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+def install_wheel(folder):
+    """An environment with the wheel of this checkout, and the other packages of this one."""
+    source = folder / "source"
+    for name in ("thawline", "components", "pipelines"):
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
+        )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, source / name)
+    build = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
+    run_python(sys.executable, "-c", build, str(folder), cwd=source)
+    shutil.rmtree(source)
+    (wheel,) = folder.glob("*.whl")
+    base = copy_python(folder / "python")
+    run_python(
+        str(base), "-m", "venv", "--without-pip", str(folder / "venv"), env=libraries(folder)
+    )
+    python = folder / "venv" / "bin" / "python"
+    (packages,) = (folder / "venv").glob("lib/python3*/site-packages")
+    # Taken as a plain folder, so that this checkout is not on the path as well.
+    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    pip = ("-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index")
+    run_python(
+        *(sys.executable, *pip, "--quiet", "--no-compile", str(wheel)),
+        cwd=folder,
+        env=libraries(folder),
+    )
+    return python
+
+
+def copy_python(folder):
+    """This Python's interpreter and library, which may lie where another user may not look."""
+    prefix, version = Path(sys.base_prefix), f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (folder / "bin").mkdir(parents=True)
+    shutil.copy(prefix / "bin" / version, folder / "bin")
+    left = shutil.ignore_patterns("__pycache__", "test", "site-packages", "config-*", "pkgconfig")
+    shutil.copytree(prefix / "lib" / version, folder / "lib" / version, ignore=left)
+    for library in (prefix / "lib").glob("libpython*"):
+        shutil.copy(library, folder / "lib")
+    return folder / "bin" / version
+
+
+def libraries(folder):
+    return {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(folder / "python" / "lib")}
+
+
+def run_python(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_bodies_run_from_the_wheel_alone_without_a_home_as_a_user_who_owns_nothing(
+    anybodys, workdir, tiny_config
+):
+    python = install_wheel(anybodys)
+    work, empty = anybodys / "work", anybodys / "empty"
+    work.mkdir()
+    empty.mkdir()
+    shutil.copyfile(workdir / "mlflow.db", work / "mlflow.db")
+    tree = tiny_config.model_dump(mode="json", exclude={"events"}) | {
+        "workdir": str(work),
+        "model": {"dim": 8, "layers": 1, "ffn": 16, "mlp": [16], "cross_layers": 1},
+        "pretrain": {"epochs": 1, "negatives": 32},
+        "finetune": {"epochs": 1, "batch_size": 64},
+        "evaluation": {"epoch_requests": 0},
+        "gate": {"min_auc": 0.0, "rules": []},
+    }
+    (work / "config.yaml").write_text(yaml.safe_dump(tree))
+    sources = {c.name: c.component_spec.implementation.container.command[-1] for c in COMPONENTS}
+    (work / "sources.json").write_text(json.dumps(sources))
+    made = {
+        name: each.type.split("@")[0].removeprefix("system.")
+        for name, each in evaluate.component_spec.outputs.items()
+        if "@" in each.type
+    }
+    user = {}
+    if os.getuid() == 0:
+        for path in (work, *work.iterdir()):
+            os.chown(path, NOBODY, NOBODY)
+        user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    output = run_python(
+        *(str(python), "-P", "-c", DRIVER, str(work), json.dumps(made)),
+        cwd=empty,
+        env={**libraries(anybodys), "THAWLINE_RUN_ID": "run-1", "OMP_NUM_THREADS": "1"},
+        **user,
+    )
+    facts = json.loads(output.rpartition("FACTS ")[2])
+    assert facts["uid"] != 0
+    assert facts["from"].startswith(str(anybodys / "venv"))
+    assert (facts["passed"], facts["version"]) == (True, "1")
+    assert list(empty.iterdir()) == []
+    assert {each.info.status for each in runs_of(work)} == {"FINISHED"}
+
+
+def runs_of(workdir):
+    client = MlflowClient(f"sqlite:///{workdir}/mlflow.db")
+    experiment = client.get_experiment_by_name("thawline")
+    return client.search_runs([experiment.experiment_id])

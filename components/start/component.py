@@ -21,12 +21,12 @@ def start(
     "Started",
     [
         ("config", str),
-        ("windows_config", str),
-        ("pretrain_config", str),
-        ("finetune_config", str),
         ("parent_run_id", str),
         ("source_version", str),
         ("code_version", str),
+        ("windows_config", str),
+        ("pretrain_config", str),
+        ("finetune_config", str),
     ],
 ):
     """Resolves the config, checks the tracking server and opens the pipeline's MLflow run.
@@ -50,13 +50,13 @@ def start(
     Returns:
         config: The whole resolved config, as YAML text. A registered model is named by its version
             and no longer by an alias, so that a cached result of another champion is not taken.
-        windows_config: The same with what `windows` does not read at its default, so that its
-            cached dataset is taken though other keys have changed.
-        pretrain_config: The same for `pretrain`.
-        finetune_config: The same for `finetune`.
         parent_run_id: The MLflow run that the stages' runs are children of.
         source_version: Changes with the log, so that a cached dataset of an older log is not taken.
         code_version: Changes with the code, so that a cached result of other code is not taken.
+        windows_config: The config with what `windows` does not read at its default, so that its
+            cached dataset is taken though other keys have changed.
+        pretrain_config: The same for `pretrain`.
+        finetune_config: The same for `finetune`.
     """
     from thawline.stages import start as stage
 
@@ -76,10 +76,10 @@ def start(
     )
     return (
         started.config,
-        started.windows_config,
-        started.pretrain_config,
-        started.finetune_config,
         started.parent_run_id,
         started.source_version,
         started.code_version,
+        started.windows_config,
+        started.pretrain_config,
+        started.finetune_config,
     )

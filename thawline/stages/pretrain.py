@@ -45,7 +45,7 @@ def run(
     settings = config.pretrain
     with (
         stage_run(config, "pretrain", parent_run_id) as tracked,
-        _start_folder(config) as start,
+        start_folder(config) as start,
         whole_folder(out) as folder,
     ):
         tracked.log_params(
@@ -113,7 +113,7 @@ def run(
 
 
 @contextmanager
-def _start_folder(config: Config) -> Iterator[Path | None]:
+def start_folder(config: Config) -> Iterator[Path | None]:
     """The folder that `pretrain.start_from` names, brought here for the block if it is registered.
 
     None where nothing is named, or no version has the alias yet.
