@@ -16,7 +16,7 @@ from thawline.evaluation.holdouts import score_holdout
 from thawline.evaluation.score_file import read_scores
 from thawline.model.bundle import save_table
 from thawline.stages import champion as stage
-from thawline.stages import evaluate, finetune
+from thawline.stages import compare, evaluate, finetune
 from thawline.tracking.fetch import FetchedModel
 
 pytestmark = pytest.mark.slow
@@ -232,3 +232,27 @@ def test_a_dataset_that_changes_between_the_two_scorings_is_refused(
     assert all(row["difference"] in (0.0, None) for row in match.comparison["next"])
     with pytest.raises(DataError, match="the requests of next changed while they were scored"):
         match.play("next", replace(scored, row=np.roll(scored.row, 1)))
+
+
+def test_models_are_compared_on_a_dataset_as_the_gate_compares_them(
+    config, dataset, models, refused
+):
+    _, facts, out = refused
+    sides = [str(models / "good")], [str(models / "leaked")]
+    found = compare.run(config, *sides, dataset.root, resamples=200)
+    assert found.notes == []
+    for holdout, rows in facts["champion"]["comparison"].items():
+        for mine, gates in zip(found.rows[holdout], rows, strict=True):
+            assert (mine["b"], mine["a"]) == (gates["challenger"], gates["champion"])
+            assert (mine["low"], mine["high"]) == (gates["low"], gates["high"])
+    # An evaluation's scores stand beside a model's.
+    mixed = compare.run(config, sides[0], [str(out)], dataset.root, resamples=200)
+    assert mixed.rows == found.rows
+
+
+def test_models_of_several_seeds_are_scored_and_paired(config, dataset, models):
+    sides = [str(models / "good")] * 2, [str(models / "leaked")] * 2
+    found = compare.run(config, *sides, dataset.root)
+    first = found.rows["next"][0]
+    assert (found.by, first["n"], first["sd"]) == ("seeds", 2, 0)
+    assert first["difference"] < -0.005
