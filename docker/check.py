@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -42,23 +42,29 @@ class CheckError(Exception):
 
 
 def run(*command: str | Path, log: Path | None = None) -> str:
-    """Runs a command and returns what it printed.
+    """Runs a command and returns what it printed; with a `log`, that holds it as it comes.
 
     Raises:
         CheckError: It ended with another status than 0, or took more than half an hour.
     """
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise CheckError(f"{command[0]} took more than half an hour") from None
-    if log is not None:
-        log.write_text(done.stdout + done.stderr)
+    with log.open("w") if log else nullcontext() as stream:
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                stdout=stream or subprocess.PIPE,
+                stderr=subprocess.STDOUT if stream else subprocess.PIPE,
+                text=True,
+                timeout=1800,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CheckError(f"{command[0]} took more than half an hour") from None
+    printed = log.read_text() if log else done.stdout
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        lines = (done.stderr or printed).strip().splitlines()
         raise CheckError(f"status {done.returncode}: " + " | ".join(lines[-8:]))
-    return done.stdout
+    return printed
 
 
 @cache
