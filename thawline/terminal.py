@@ -36,6 +36,32 @@ def metrics_table(metrics: dict[str, Any]) -> Table:
     return table
 
 
+def figures_table(metrics: dict[str, Any]) -> Table:
+    """What else is known of each hold-out and action, pooled; 80 columns wide.
+
+    The interval is the 95 % one of the AUC, over users; `user` is the mean AUC within users, NE the
+    normalized entropy.
+    """
+    figures = ("AUC 95 %", "user", "NE", "calib.", "ECE", "HIT", "NDCG", "MRR")
+    table = _auc_table("Pooled figures", ("hold-out", "action"), figures)
+    for holdout, tree in metrics.items():
+        ends = (tree.get("intervals") or {}).get("pooled") or {}
+        for action, own in tree["pooled"].items():
+            low, high = (ends.get(action) or {}).get("auc") or (None, None)
+            at_k = {name.partition("@")[0]: value for name, value in own.items()}
+            table.add_row(
+                holdout,
+                action,
+                ""
+                if low is None
+                else f"{_percent(low, digits=1)}\N{EN DASH}{_percent(high, digits=1)}",
+                _percent(own.get("user_auc"), digits=1),
+                *(_decimal(own.get(name)) for name in ("normalized_entropy", "calibration", "ece")),
+                *(_percent(at_k.get(name), digits=1) for name in ("hit", "ndcg", "mrr")),
+            )
+    return table
+
+
 def epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
     """AUC by tier after each epoch, and how far the item rows have drifted; 80 columns wide."""
     title = f"{settings.finetune.recipe}: AUC after each epoch"
@@ -58,3 +84,7 @@ def epoch_table(settings: Config, epochs: list[dict[str, Any]]) -> Table:
 
 def _percent(value: float | None, *, digits: int = 2) -> str:
     return "\N{EN DASH}" if value is None else f"{100 * value:.{digits}f}"
+
+
+def _decimal(value: float | None) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:.3f}"

@@ -29,7 +29,7 @@ from thawline.cli.common import (
 )
 from thawline.config import Config
 from thawline.errors import ConfigError
-from thawline.terminal import epoch_table, metrics_table
+from thawline.terminal import epoch_table, figures_table, metrics_table
 
 
 def run(
@@ -180,6 +180,7 @@ def evaluate(
     with output_folder(settings, evaluation, "evaluation") as out:
         verdict = stage.run(settings, *folders, out)
     console().print(metrics_table(verdict.metrics))
+    console().print(figures_table(verdict.metrics))
     say(f"gate: {'passed' if verdict.passed else 'refused'}")
     for reason in verdict.reasons:
         say(f"  {reason}")
@@ -213,6 +214,7 @@ def _show_result(settings: Config, result: Any) -> None:
     model = evaluation["model"]
     out = console()
     out.print(metrics_table(evaluation["metrics"]))
+    out.print(figures_table(evaluation["metrics"]))
     lines = {
         "recipe": f"{model['recipe']}, {model['epochs']} epochs",
         "gate": "\n        ".join(["passed" if result.passed else "refused", *result.reasons]),
