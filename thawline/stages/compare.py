@@ -74,19 +74,18 @@ def run(
         )
     notes: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
-        sides = [
+        first, second = (
             [
                 resolve(config, name, Path(dataset), Path(scratch) / f"{letter}{place}", notes)
                 for place, name in enumerate(names)
             ]
             for letter, names in (("a", a), ("b", b))
-        ]
+        )
         if len(a) > 1:
-            rows = _by_seed(config, *sides, notes)
+            rows = _by_seed(config, first, second, notes)
         else:
-            rows = _by_user(config, sides[0][0], sides[1][0], notes, resamples, seed)
-    named = [[each.name for each in side] for side in sides]
-    return Comparison(named[0], named[1], "seeds" if len(a) > 1 else "users", rows, notes)
+            rows = _by_user(config, first[0], second[0], notes, resamples, seed)
+    return Comparison(list(a), list(b), "seeds" if len(a) > 1 else "users", rows, notes)
 
 
 def _by_user(

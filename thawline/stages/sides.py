@@ -125,7 +125,7 @@ def _score(
     translator = Translator(bundle, data)
     notes += [f"{name}: {note}" for note in translator.notes]
     columns = [data.manifest.actions.index(action) for action in translator.actions]
-    found = {}
+    found: dict[str, Scores] = {}
     for split in HOLDOUTS:
         scored = score_holdout(
             config, data, split, translator.score, tables=translator.id_columns, users=True
