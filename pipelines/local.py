@@ -1,7 +1,7 @@
 """Runs a compiled pipeline on this machine through kfp's local runner, one process a task.
 
 What is executed is the file that is uploaded to Kubeflow, so a laptop proves what a cluster runs.
-What the local runner cannot do is listed, and asserted, in `tests/test_pipeline.py`.
+What the local runner cannot do is listed, and asserted, in `tests/test_local_runner.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
 import secrets
 import shlex
 import sys
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from thawline.stages.pipeline import RunResult
 
 RETRAIN = COMPILED / "retrain.yaml"
-LOG = "pipeline.log"
 
 
 class StageError(ThawlineError):
@@ -63,19 +61,19 @@ def run(config: Config, package: Path = RETRAIN, cache: Path | None = None) -> R
     root = Path(config.workdir) / run_id
     with _environment({tracked.RUN_ID_VARIABLE: run_id}):
         try:
-            execute(package, root, {"config": dump_config(config)}, cache)
+            cached = execute(package, root, {"config": dump_config(config)}, cache)
         except ThawlineError:
             raise
         except BaseException:
             # Ctrl-C ends the runner as well, which then never comes to the exit task.
             tracked.close_parent(config, "CANCELLED")
             raise
-    return _result(root, cache)
+    return _result(root, cached)
 
 
 def execute(
     package: Path, root: Path, arguments: Mapping[str, Any], cache: Path | None = None
-) -> None:
+) -> dict[str, Path]:
     """Executes any compiled pipeline, with its tasks' folders under the new folder `root`.
 
     Args:
@@ -85,6 +83,9 @@ def execute(
         cache: A folder in which results are remembered and looked for, of the tasks whose results
             the pipeline lets be cached. None: everything is computed.
 
+    Returns:
+        The artifacts that came from the cache, by name.
+
     Raises:
         StageError: A task failed; the first one that did is named.
         ThawlineError: The local runner cannot work here.
@@ -92,7 +93,7 @@ def execute(
     _check_runner(package, root, arguments)
     root.mkdir(parents=True)
     with (
-        StageLog(root / LOG, sys.stdout) as log,
+        StageLog(root / "pipeline.log", sys.stdout) as log,
         redirect_stdout(log),
         # Unbuffered, so that a task's lines arrive as they are printed; safe path, so that no file
         # of the current directory is imported in place of a package.
@@ -101,6 +102,7 @@ def execute(
     ):
         warnings.filterwarnings("ignore", message=".*non-Python base image")
         from kfp import components, local
+        from kfp.local.cache import get_local_cache
 
         local.init(
             local.SubprocessRunner(use_venv=False),
@@ -108,12 +110,32 @@ def execute(
             enable_caching=cache is not None,
             cache_root=None if cache is None else str(cache),
         )
+        cached = _watched(get_local_cache())
         try:
             components.load_component_from_file(str(package))(**arguments)
         except RuntimeError as error:
             if log.failed is None:
                 raise
             raise _stage_error(log) from error
+    return cached
+
+
+def _watched(cache: Any) -> dict[str, Path]:
+    """The artifacts that a cache of kfp gives from now on, by name; there is no other trace."""
+    given: dict[str, Path] = {}
+    if cache is None:
+        return given
+    find = cache.get
+
+    def get(key: str) -> Any:
+        outputs = find(key)
+        for name, value in (outputs or {}).items():
+            if hasattr(value, "uri"):
+                given[name] = Path(value.uri)
+        return outputs
+
+    cache.get = get
+    return given
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -177,16 +199,16 @@ def _stage_error(log: StageLog) -> StageError:
     return StageError(stage, f"its last lines are\n{lines}", f"see {log.path}")
 
 
-def _result(root: Path, cache: Path | None) -> RunResult:
+def _result(root: Path, cached: Mapping[str, Path]) -> RunResult:
     from thawline.stages.pipeline import RunResult
 
     passed = bool(_outputs(root, "evaluate")["parameterValues"]["Output"])
     evaluation = _artifact(root, "evaluate", "evaluation")
     facts = json.loads((evaluation / "evaluation.json").read_text(encoding="utf-8"))
     return RunResult(
-        dataset=_artifact(root, "windows", "dataset", cache),
-        table=_artifact(root, "pretrain", "table", cache),
-        model=_artifact(root, "finetune", "model", cache),
+        dataset=cached.get("dataset") or _artifact(root, "windows", "dataset"),
+        table=cached.get("table") or _artifact(root, "pretrain", "table"),
+        model=cached.get("model") or _artifact(root, "finetune", "model"),
         evaluation=evaluation,
         registration=_artifact(root, "register", "registration") if passed else None,
         passed=passed,
@@ -195,15 +217,7 @@ def _result(root: Path, cache: Path | None) -> RunResult:
     )
 
 
-def _artifact(root: Path, task: str, name: str, cache: Path | None = None) -> Path:
-    if cache is not None:
-        # A task whose result came from the cache leaves nothing under the root but this line.
-        hit = re.search(
-            rf"Task {task} cache hit \(key=(\w+)\)", (root / LOG).read_text(encoding="utf-8")
-        )
-        if hit:
-            (entry,) = cache.glob(f"{hit[1]}*.json")
-            return Path(json.loads(entry.read_text(encoding="utf-8"))[name]["uri"])
+def _artifact(root: Path, task: str, name: str) -> Path:
     return Path(_outputs(root, task)["artifacts"][name]["artifacts"][0]["uri"])
 
 
