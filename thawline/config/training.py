@@ -73,7 +73,8 @@ class Pretrain(Section):
     start_from: str | None = Field(
         None,
         description="A table or model folder whose rows pretraining starts from; items that it "
-        "does not know start at random. None: all do.",
+        "does not know start at random. models:/<name>@<alias> is a registered model. None, or no "
+        "version with that alias: all start at random.",
     )
     batch_size: Count = Field(256, description="Sequences a step.")
     learning_rate: Positive = Field(1e-3, description="Adam, for the encoder.")
