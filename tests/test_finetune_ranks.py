@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ import yaml
 from conftest import TINY_FEED, built
 
 from thawline.config import Config, parse_config
-from thawline.errors import ConfigError
+from thawline.errors import ConfigError, TrainingError
 from thawline.model.bundle import Bundle, save_table
-from thawline.stages import finetune
+from thawline.stages import finetune, finetune_ranks
 
 
 @pytest.fixture(scope="module")
@@ -99,47 +100,153 @@ def test_a_setting_that_sharded_tables_do_not_have_is_refused(
     assert not dist.is_initialized()
 
 
-def torchrun(config, dataset, table, out, tmp_path, *overrides):
+@pytest.fixture
+def at_step(monkeypatch):
+    """Calls something when training has come to a step, before its checkpoint."""
+
+    def at_step(number, act):
+        @contextmanager
+        def bar(description, total):
+            yield lambda done: act() if (description, done) == ("finetune", number) else None
+
+        monkeypatch.setattr(finetune_ranks, "progress_bar", bar)
+
+    return at_step
+
+
+def kill():
+    raise KeyboardInterrupt
+
+
+def weights(model):
+    names = ("ranker.safetensors", "tables/item.safetensors", "tables/user.safetensors")
+    return {name: (model / name).read_bytes() for name in names}
+
+
+def test_a_killed_run_with_sharded_tables_goes_on_to_the_same_model(
+    config, dataset, table, tmp_path, at_step, monkeypatch, capfd
+):
+    aucs = iter([0.7, 0.6] * 2)
+
+    def scored(*arguments):
+        return {"next": {"pooled": {"save": {"auc": next(aucs)}}}}
+
+    monkeypatch.setattr(finetune_ranks, "epoch_metrics", scored)
+    changes = ["tables.engine=sharded", "finetune.export=best", "finetune.recipe=co-train"]
+    changes += ["finetune.checkpoint.every_steps=1", "finetune.checkpoint.keep=1"]
+    _, whole = train(config, dataset, table, tmp_path / "whole", *changes)
+    per_epoch = json.loads((tmp_path / "whole" / "epochs.json").read_text())[0]["steps"]
+    at_step(per_epoch + 2, kill)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, dataset, table, tmp_path / "broken", *changes)
+    left = [path.name for path in sorted(tmp_path.glob("broken.checkpoints/*/epoch-*"))]
+    # The best epoch's, and the last.
+    assert left == ["epoch-001.00000000", f"epoch-{1 + 1 / per_epoch:012.8f}"]
+    at_step(-1, kill)
+
+    epochs, again = train(config, dataset, table, tmp_path / "broken", *changes)
+
+    assert f"goes on after step {per_epoch + 1}, from" in capfd.readouterr().err
+    assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
+    assert [each["steps"] for each in epochs] == [per_epoch] * 2
+    assert (again.meta.export, again.meta.exported_epoch) == ("best", 1)
+    assert whole.meta == again.meta
+    assert not (tmp_path / "broken.checkpoints").exists()
+
+
+def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(config, dataset, table, tmp_path):
+    changes = ["finetune.learning_rate=1e12", "finetune.checkpoint.every_steps=1"]
+    with pytest.raises(
+        TrainingError, match=r"at step \d+ \(epoch 0\).* request ids: \d+"
+    ) as caught:
+        train(config, dataset, table, tmp_path / "m", "tables.engine=sharded", *changes)
+    last = max(tmp_path.glob("m.checkpoints/*/epoch-*"))
+    assert caught.value.what.endswith(f"the last good checkpoint is {last}")
+
+
+def start_torchrun(config, dataset, table, out, tmp_path, *overrides):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--standalone", "-m", "thawline", "finetune", "--config", str(path)]
     command += ["--dataset", str(dataset.root), "--table", str(table), "--model", str(out)]
     command += [part for each in overrides for part in ("--set", each)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
+    return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
-    ) as process:
+    )
+
+
+def ended(process):
+    """Waits for a job; nothing of it is left then."""
+    with process:
         try:
             output, errors = process.communicate(timeout=250)
         finally:
             with suppress(ProcessLookupError):  # All of them have ended, as they should.
                 os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def torchrun(*arguments):
+    return ended(start_torchrun(*arguments))
+
+
+EXPORTED = ("finetune.export=best", "finetune.checkpoint.every_steps=1")
+
+
+@pytest.fixture(scope="module")
+def together(config, dataset, table, tmp_path_factory):
+    """What two processes made, and what they said."""
+    folder = tmp_path_factory.mktemp("together")
+    return folder / "model", torchrun(config, dataset, table, folder / "model", folder, *EXPORTED)
 
 
 @pytest.mark.slow
-def test_two_processes_of_torchrun_train_one_model(config, dataset, table, tmp_path):
-    done = torchrun(config, dataset, table, tmp_path / "model", tmp_path)
+def test_two_processes_of_torchrun_train_one_model(config, dataset, table, tmp_path, together):
+    path, done = together
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("model:") == 1
     train(config, dataset, table, tmp_path / "local")
-    assert files(tmp_path / "model") == files(tmp_path / "local")
+    assert files(path) == files(tmp_path / "local")
     epochs, expected = (
-        json.loads((tmp_path / name / "epochs.json").read_text()) for name in ("model", "local")
+        json.loads((folder / "epochs.json").read_text()) for folder in (path, tmp_path / "local")
     )
     assert [epoch["steps"] for epoch in epochs] == [-(-epoch["steps"] // 2) for epoch in expected]
     assert [epoch["requests"] for epoch in epochs] == [epoch["requests"] for epoch in expected]
     assert epochs[0]["drift"]["item"]["head"] == 0 < epochs[1]["drift"]["item"]["head"]
-    model = Bundle.load(tmp_path / "model")
+    model = Bundle.load(path)
     assert all(torch.isfinite(rows).all() for rows in model.weights.values())
     assert not model.weights["item"][0].any()
+    aucs = [epoch["metrics"]["next"]["pooled"]["save"]["auc"] for epoch in epochs]
+    assert model.meta.exported_epoch == 1 + aucs.index(max(aucs))
+
+
+@pytest.mark.slow
+def test_torchrun_that_gets_sigterm_saves_and_goes_on_when_it_is_called_again(
+    config, dataset, table, tmp_path, together
+):
+    path, _ = together
+    job = start_torchrun(config, dataset, table, tmp_path / "model", tmp_path, *EXPORTED)
+    while not list(tmp_path.glob("model.checkpoints/*/epoch-*")):
+        assert job.poll() is None, job.stderr.read()
+        time.sleep(0.01)
+    job.send_signal(signal.SIGTERM)
+    # torchrun's own answer to a signal.
+    assert ended(job).returncode == 1
+    assert not (tmp_path / "model").exists()
+    assert list(tmp_path.glob("model.checkpoints/*/epoch-*"))
+
+    done = torchrun(config, dataset, table, tmp_path / "model", tmp_path, *EXPORTED)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("goes on after step") == 1
+    assert weights(tmp_path / "model") == weights(path)
 
 
 @pytest.mark.slow

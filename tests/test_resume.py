@@ -20,7 +20,7 @@ from thawline.data import storage
 from thawline.errors import BusyError, DataError, TrainingError
 from thawline.folders import locked_folder
 from thawline.model.bundle import read_meta, save_table
-from thawline.stages import finetune
+from thawline.stages import finetune, resume
 from thawline.stages.resume import inputs_key
 from thawline.tracking.runs import Terminated
 
@@ -171,7 +171,7 @@ def test_another_config_starts_anew_and_leaves_no_checkpoint_behind(run, at_step
     assert not (tmp_path / "m.checkpoints").exists()
 
 
-def test_what_decides_the_bits_decides_the_key(tiny_dataset, table, tmp_path):
+def test_what_decides_the_bits_decides_the_key(tiny_dataset, table, tmp_path, monkeypatch):
     def key(folder=table, **options):
         return inputs_key(configured(tmp_path, **options), tiny_dataset, folder)
 
@@ -182,6 +182,9 @@ def test_what_decides_the_bits_decides_the_key(tiny_dataset, table, tmp_path):
     rows = torch.zeros(tiny_dataset.catalog.num_rows, 8)
     save_table(tmp_path / "item.safetensors", rows)
     assert key(tmp_path) != key()
+    before = key()
+    monkeypatch.setattr(resume, "__version__", "another")
+    assert key() != before
 
 
 def test_a_folder_of_choice_is_shared_by_runs(run, at_step, unbroken, tmp_path, capfd):
