@@ -134,6 +134,23 @@ def test_a_step_must_be_applied_exactly_once():
         step.apply()
 
 
+def test_the_lane_hears_of_all_that_lookups_read_before_a_run_is_dropped():
+    table, batches, told = make_table(), make_batches(3), []
+    prefetcher = Prefetcher(
+        TableGroup({"item": table}), lambda rows: {"item": rows}, counts=lambda rows: rows.max()
+    )
+    prefetcher.lane.reads = told.append
+    steps = prefetcher.steps(batches)
+    step = next(steps)
+    step.look_ahead()
+    assert step.counts == batches[0].max()
+    steps.close()
+
+    assert [own.tolist() for own in told] == [
+        own.tolist() for rows in batches[:2] for own in (rows, rows.max())
+    ]
+
+
 def test_no_batch_is_no_step():
     prepared = []
 

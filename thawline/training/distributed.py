@@ -1,12 +1,13 @@
 """Training in several processes: who they are, what they split, what they add up.
 
 Each process reads its own part of the requests and keeps its own part of the ID tables
-(`thawline.tables.sharded`); the network is the same in all of them. Its gradients are summed by one
+(`thawline.tables.parts`); the network is the same in all of them. Its gradients are summed by one
 flat all-reduce after the backward, not by DDP: DDP's buckets travel while the backward runs, where
 they would meet the lookup of the next batch in an order that differs between processes, and its
 buckets are made anew whenever a schedule freezes or thaws a part of the network.
 
-Losses are normalised by the counts of all processes' batches, so sums over the processes are what
+Losses are normalised by the counts of all processes' batches, which travel with the lookups
+(`thawline.tables.GroupLookup.total`), so sums over the processes are what
 one process would compute on all of their requests, but for in-batch contrastive negatives, which
 are the process's own.
 """
@@ -264,7 +265,7 @@ def require_one_table_copy(engine: str, ranks: Ranks | None) -> None:
     if engine == "local" and ranks is not None and ranks.size > 1:
         raise ConfigError(
             f"tables.engine is local, and {ranks.size} processes train together",
-            "set tables.engine to auto or sharded, or start one process",
+            "set tables.engine to auto, sharded or torchrec, or start one process",
         )
 
 

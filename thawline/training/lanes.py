@@ -21,6 +21,9 @@ class Lane:
         """Issues lookups; gives what `wait_for` takes."""
         yield None
 
+    def reads(self, rows: Tensor) -> None:
+        """Says that lookups use the memory of `rows`, which the computation's stream has made."""
+
     def wait_for(self, read: torch.cuda.Event | None) -> None:
         """Lets the computation that follows see the rows of a read."""
 
@@ -56,6 +59,10 @@ class CudaLane(Lane):
             yield event
         event.record(self.stream)
         self._last_read = event
+
+    def reads(self, rows: Tensor) -> None:
+        """See `Lane.reads`: whoever drops a run half-way drops batches that are being read."""
+        rows.record_stream(self.stream)
 
     def wait_for(self, read: torch.cuda.Event | None) -> None:
         """See `Lane.wait_for`."""

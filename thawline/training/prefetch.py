@@ -204,9 +204,14 @@ class Prefetcher(Generic[B]):
         self.tables.settle()
 
     def _look_up(self, batch: B, known: Mapping[str, Tensor] | None = None) -> _InFlight[B]:
-        with self.clock.phase("lookup"), self.lane.read() as read:
+        with self.clock.phase("lookup"):
+            # On the computation's stream, as the batch is, whose memory may be given back there.
+            rows = self.rows(batch)
             counts = None if self.counts is None else self.counts(batch)
-            lookup = self.tables.lookup(self.rows(batch), counts)
+            with self.lane.read() as read:
+                for own in (*rows.values(), *(() if counts is None else (counts,))):
+                    self.lane.reads(own)
+                lookup = self.tables.lookup(rows, counts)
         return _InFlight(batch, lookup, read, known or {})
 
 
