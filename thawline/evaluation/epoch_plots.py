@@ -20,7 +20,7 @@ LINE_INCHES = 0.22
 """Height of a schedule's line."""
 
 NAME_LENGTH = 22
-"""Longer names of components are cut."""
+"""Longer names are cut."""
 
 MARKERS = {"pooled": "o", "head": "o", "torso": "s", "tail": "^", "cold": "D"}
 _KINDS = {"table": ACCENT, "network": MUTED, **SLICES}
@@ -196,10 +196,9 @@ def _draw_tracks(axes: Axes, tracks: Sequence[Track], epochs: int) -> None:
         )
     for epoch in range(epochs + 1):
         axes.axvline(epoch, color=LINE, linewidth=0.6, zorder=0)
-    names = [track.name for track in reversed(tracks)]
     axes.set_yticks(
         [floor + BAR / 2 for floor in range(len(tracks))],
-        [name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…" for name in names],
+        [_cut(track.name) for track in reversed(tracks)],
     )
     shown = range(0, epochs, max(1, -(-epochs // 10)))
     axes.set_xticks([epoch + 0.5 for epoch in shown], [str(epoch + 1) for epoch in shown])
@@ -209,6 +208,10 @@ def _draw_tracks(axes: Axes, tracks: Sequence[Track], epochs: int) -> None:
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 
 def _gaps(values: Sequence[float | None]) -> np.ndarray:
@@ -231,7 +234,7 @@ def _label_ends(axes: Axes, last: int, ends: list[tuple[float, str, str]]) -> No
                 places[index] += overlap / 2
     for place, (_, name, color) in zip(places, ends, strict=True):
         axes.annotate(
-            name,
+            _cut(name),
             (last, place),
             xytext=(7, 0),
             textcoords="offset points",
