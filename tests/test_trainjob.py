@@ -9,17 +9,19 @@ import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+import boto3
 import pytest
 import torch
 import yaml
 from conftest import TINY_FEED
 from fake_kubernetes import FakeKubernetes, condition, ended, known, serving
 from kubernetes import client
+from moto.server import ThreadedMotoServer
 
 from thawline.config import Config
-from thawline.errors import ClusterError, ConfigError, TrainingError
+from thawline.errors import ClusterError, ConfigError, DataError, TrainingError
 from thawline.model.bundle import Bundle, save_table
-from thawline.stages.trainjob import node, shared, stage
+from thawline.stages.trainjob import node, rank, shared, stage
 from thawline.stages.trainjob.cluster import Cluster
 from thawline.stages.trainjob.job import Patience, expired, run_job
 from thawline.stages.trainjob.manifest import manifest
@@ -528,6 +530,50 @@ def test_a_node_brings_what_lies_at_urls_and_publishes_the_model(tmp_path, monke
     local = node.localised(work, tmp_path)
     assert fetched == ["s3://b/dataset", "s3://b/table"]
     assert (local.model, local.publish) == (str(tmp_path / "model"), "s3://b/model")
+
+
+@pytest.mark.parametrize(("number", "published"), [("0", ["s3://b/model"]), ("1", [])])
+def test_only_the_first_process_publishes_the_model(number, published, tmp_path, monkeypatch):
+    sent, trained = [], []
+    monkeypatch.setattr(rank.finetune, "run", lambda *inputs, **parent: trained.append(parent))
+    monkeypatch.setattr(rank, "publish_folder", lambda folder, url: sent.append(url))
+    work = node.NodeWork(
+        "simulate: {}", "dataset", "table", str(tmp_path), "parent", "s3://b/model"
+    )
+    monkeypatch.setenv("THAWLINE_TRAINJOB", work.to_json())
+    monkeypatch.setenv("RANK", number)
+    rank.main()
+    assert (sent, trained) == (published, [{"parent_run_id": "parent"}])
+
+
+def test_in_a_pod_the_job_goes_to_the_namespace_of_the_pod(tmp_path, monkeypatch):
+    namespace = tmp_path / "namespace"
+    namespace.write_text("team\n")
+    monkeypatch.setattr("thawline.stages.trainjob.cluster.NAMESPACE", namespace)
+    monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda: None)
+    assert Cluster.connect().namespace == "team"
+
+
+def test_a_folder_is_shared_through_an_object_store(tmp_path, monkeypatch):
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    try:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{moto.get_host_and_port()[1]}")
+        boto3.client("s3").create_bucket(Bucket="work")
+        source = tmp_path / "source"
+        source.mkdir()
+        (source / "manifest.json").write_text("{}")
+        shared.put(source, "s3://work/trainjobs/one/dataset")
+        found = shared.fetch("s3://work/trainjobs/one/dataset", tmp_path / "cache")
+        assert (found / "manifest.json").read_text() == "{}"
+        shared.remove("s3://work/trainjobs/one")
+        with pytest.raises(DataError, match="holds nothing"):
+            shared.fetch("s3://work/trainjobs/one/dataset", tmp_path / "again")
+    finally:
+        moto.stop()
 
 
 class Node:
