@@ -3,12 +3,13 @@
 A fresh model of `--rows` items is packed as `register` packs it and served from that folder: by
 MLflow (`model.predict`, a DataFrame of one request) and by the model under it, beside what no
 server can beat: the ranker's forward on a batch that is ready. They take turns request by request.
+On a machine that does other things too, read the time of the cores.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import resource
 import statistics
 import tempfile
 import time
@@ -28,6 +29,7 @@ from thawline.config import Config, Model
 from thawline.data.batches import Batch
 from thawline.data.manifest import Catalog
 from thawline.model.bundle import Bundle, Meta, save_bundle
+from thawline.stages import score
 from thawline.tracking.packing import pack
 
 CONTEXT = {"surface": ["home", "search", "detail"], "device": ["phone", "tablet", "desktop"]}
@@ -41,20 +43,23 @@ def main() -> None:
     parser.add_argument("--history", type=int, default=50)
     parser.add_argument("--candidates", type=int, default=500)
     parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--bulk", type=int, default=10_000, help="requests of the bulk file")
+    parser.add_argument("--bulk", type=int, default=1_000, help="requests of the bulk file")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--strings", action="store_true", help="item ids are strings")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     pa.set_cpu_count(options.threads)
+    config = Config.model_validate({"simulate": {}, "runtime": {"threads": options.threads}})
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         bundle = make_model(root / "model", options)
-        pack(Config.model_validate({"simulate": {}}), root / "packed", root / "model", bundle)
-        started = time.perf_counter()
+        pack(config, root / "packed", root / "model", bundle)
+        started, cpu = time.perf_counter(), time.process_time()
         served = mlflow.pyfunc.load_model(str(root / "packed"))
-        print(f"load: {time.perf_counter() - started:.2f} s")
+        elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+        Console().print(f"load of {options.rows:,} rows: {elapsed:.2f} s ({cpu:.2f} s of a core)")
         latencies(served, bundle, options)
+        bulk(config, root, bundle, options)
 
 
 def make_model(folder: Path, options: argparse.Namespace) -> Bundle:
@@ -108,9 +113,9 @@ def raw_requests(bundle: Bundle, options: argparse.Namespace, count: int) -> pd.
     )
 
 
-def ready_batch(bundle: Bundle, options: argparse.Namespace) -> Batch:
+def ready_batch(bundle: Bundle, options: argparse.Namespace, seed: int) -> Batch:
     """One request as the ranker takes it."""
-    rng = np.random.default_rng(2)
+    rng = np.random.default_rng(seed)
     length, count = -(-options.history // 8) * 8, options.candidates
     rows = torch.from_numpy(rng.integers(2, options.rows, size=(1, length)))
     rows[:, options.history :] = 0
@@ -132,32 +137,50 @@ def ready_batch(bundle: Bundle, options: argparse.Namespace) -> Batch:
 def latencies(
     served: mlflow.pyfunc.PyFuncModel, bundle: Bundle, options: argparse.Namespace
 ) -> None:
-    """Times of one request, its parts beside one another."""
+    """Times of one request."""
     requests = raw_requests(bundle, options, 32)
-    one = [requests.iloc[[place]] for place in range(len(requests))]
-    batch = ready_batch(bundle, options)
+    one = [requests.iloc[[place]] for place in range(32)]
+    batches = [ready_batch(bundle, options, seed) for seed in range(32)]
     inner = served.unwrap_python_model()
     contestants: dict[str, Callable[[int], object]] = {
-        "mlflow predict": lambda turn: served.predict(one[turn % len(one)]),
-        "the model under it": lambda turn: inner.predict(None, one[turn % len(one)]),
-        "forward alone": lambda _: bundle.score(batch).double().sigmoid(),
+        "mlflow predict": lambda turn: served.predict(one[turn % 32]),
+        "the model under it": lambda turn: inner.predict(None, one[turn % 32]),
+        "forward alone": lambda turn: bundle.score(batches[turn % 32]).double().sigmoid(),
     }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for turn in range(options.requests + 10):
         for name, call in contestants.items():
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.process_time()
             call(turn)
             if turn >= 10:
-                times[name].append(1e3 * (time.perf_counter() - started))
+                elapsed = time.perf_counter() - started
+                times[name].append((1e3 * elapsed, 1e3 * (time.process_time() - cpu)))
     table = Table(title=f"one request of {options.candidates} candidates, ms")
-    for heading in ("", "p50", "p99"):
+    for heading in ("", "p50", "p99", "of the cores, p50"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, own in times.items():
-        p99 = statistics.quantiles(own, n=100)[98]
-        table.add_row(name, f"{statistics.median(own):.2f}", f"{p99:.2f}")
+        elapsed, busy = zip(*own, strict=True)
+        p99 = statistics.quantiles(elapsed, n=100)[98]
+        cells = (statistics.median(elapsed), p99, statistics.median(busy))
+        table.add_row(name, *(f"{cell:.2f}" for cell in cells))
     Console().print(table)
 
 
+def bulk(config: Config, root: Path, bundle: Bundle, options: argparse.Namespace) -> None:
+    """Candidates a second from file to file, and the memory that takes."""
+    requests = raw_requests(bundle, options, options.bulk)
+    pq.write_table(pa.Table.from_pandas(requests), root / "requests.parquet")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started, cpu = time.perf_counter(), time.process_time()
+    score.run(config, str(root / "model"), root / "requests.parquet", root / "scores.parquet")
+    elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    count = options.bulk * options.candidates
+    Console().print(
+        f"bulk: {count:,} candidates of {options.bulk:,} requests in {elapsed:.1f} s ({cpu:.1f} s "
+        f"of a core, {count / cpu:,.0f} candidates a second of it), {grown:,.0f} MiB more at most"
+    )
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     main()
