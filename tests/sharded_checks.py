@@ -285,6 +285,18 @@ def a_saved_state_goes_on_without_a_changed_bit(ranks, engine):
         other.tables["item"].load_state_dict(saved["user"])
 
 
+def a_saved_state_of_one_engine_goes_on_in_the_other(ranks):
+    for optimizer in FUSED:
+        for one, two in ((ShardedTables, SplitTables), (SplitTables, ShardedTables)):
+            sharded, local = make_sharded(ranks, one, optimizer), make_local(optimizer)
+            train_both(ranks, sharded, local, range(2))
+            other = make_sharded(ranks, two, optimizer, trainable=False)
+            for name, table in other.sharded.items():
+                table.load_state_dict(snapshot(sharded.sharded[name]))
+            train_both(ranks, other, local, range(2, 4))
+            require_close(other, local)
+
+
 @in_both_engines
 def prefetch_equals_a_late_reference_written_by_hand(ranks, engine):
     batches = [parts_of(ranks, step) for step in range(6)]
@@ -417,6 +429,13 @@ def what_cannot_be_sharded_is_refused(ranks, engine):
         sharded.tables["item"].replace(torch.zeros(2, 8), reset_state=True)
     with pytest.raises(TrainingError, match="give a mask"):
         sharded.tables["item"].freeze(torch.tensor([1, 2]))
+
+
+def another_backend_than_gloo_is_refused(ranks):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_backend", lambda group: "nccl")
+        with pytest.raises(ConfigError, match="the processes talk by nccl"):
+            make_sharded(ranks, SplitTables)
 
 
 def what_torchrec_does_not_take_is_refused(ranks):

@@ -14,12 +14,14 @@ CHECKS = [
     "padding_rows_stay_zero_and_replaced_rows_train_afresh",
     "the_first_process_gathers_a_table_chunk_by_chunk",
     "a_saved_state_goes_on_without_a_changed_bit",
+    "a_saved_state_of_one_engine_goes_on_in_the_other",
     "prefetch_equals_a_late_reference_written_by_hand",
     "ids_are_deduplicated_before_they_travel_in_one_exchange_a_width",
     "all_tables_share_an_exchange_of_distinct_rows",
     "random_delays_change_no_bit",
     "a_table_alone_and_one_held_whole_answer_too",
     "what_cannot_be_sharded_is_refused",
+    "another_backend_than_gloo_is_refused",
     "what_torchrec_does_not_take_is_refused",
 ]
 

@@ -11,7 +11,8 @@ import torch
 
 PHASES = ("data", "lookup", "rows", "forward", "backward", "update", "optimizer")
 """data: waiting for batches. lookup: launching lookups. rows: waiting for rows, which is the part
-of a lookup that nothing hides. update: of the ID tables. optimizer: of the network."""
+of a lookup that nothing hides. update: of the ID tables. optimizer: of the network; in several
+processes it begins with a wait for the lookups under way, and on CPUs for the update before too."""
 
 
 class Clock:
