@@ -29,7 +29,11 @@ def add_version(config, **tags):
 def config(sqlite_config):
     """Three versions; the newest is the challenger."""
     for number in (1, 2, 3):
-        add_version(sqlite_config, recipe=f"recipe-{number}", **{"auc.save.next": f"0.7{number}"})
+        add_version(
+            sqlite_config,
+            recipe=f"recipe-{number}",
+            **{"auc.save.next": f"0.7{number}1111", "auc.save.next.cold": f"0.5{number}2222"},
+        )
     return sqlite_config
 
 
@@ -122,7 +126,7 @@ def test_the_alias_of_the_one_in_use_cannot_be_challenger(tmp_path):
 def test_the_commands_list_promote_and_roll_back(config):
     def thawline(*arguments):
         options = ["--set", f"tracking.uri={tracking_uri(config)}"]
-        asked = CliRunner().invoke(app, [*arguments, *options], env={"COLUMNS": "120"})
+        asked = CliRunner().invoke(app, [*arguments, *options], env={"COLUMNS": "80"})
         assert asked.exit_code == 0, asked.output
         return asked.output
 
@@ -131,8 +135,8 @@ def test_the_commands_list_promote_and_roll_back(config):
     assert thawline("promote") == f"{NAME} version 3 is already @champion, before: version 1\n"
     listed = [line.split() for line in thawline("versions").splitlines() if "recipe-" in line]
     assert listed == [
-        ["3", "challenger,", "champion", "recipe-3", "1", "0.73"],
-        ["2", "recipe-2", "0.72"],
-        ["1", "recipe-1", "0.71"],
+        ["3", "challenger,", "champion", "recipe-3", "1", "0.7311", "0.5322"],
+        ["2", "recipe-2", "0.7211", "0.5222"],
+        ["1", "recipe-1", "0.7111", "0.5122"],
     ]
     assert thawline("rollback") == f"{NAME} version 1 is @champion again, not version 3\n"

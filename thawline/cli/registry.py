@@ -27,27 +27,25 @@ def _source(settings: Config, model: str | None) -> str:
 
 
 def versions(config: ConfigOption = None, overrides: SetOption = None) -> None:
-    """List the registered versions: aliases, data, recipe and AUC of the primary action."""
+    """List the registered versions, with their AUC on the days after the fine-tune window."""
     settings = read(config, overrides)
-    from thawline.tracking.promotion import AUC_TAG, list_versions
+    from thawline.tracking.promotion import auc_of, list_versions
 
     found = list_versions(settings)
-    figures = sorted({key for each in found for key in each.tags if AUC_TAG.fullmatch(key)})
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("version", "aliases", "data", "recipe", "before"):
-        table.add_column(heading)
-    for key in figures:
-        table.add_column(key.removeprefix("thawline.auc."), justify="right")
+    listed = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("#", "aliases", "recipe", "data", "before", "AUC", "cold"):
+        listed.add_column(heading, no_wrap=True)
     for each in found:
-        table.add_row(
+        listed.add_row(
             str(each.version),
             ", ".join(each.aliases),
-            each.tags.get("thawline.data_version", "")[:12],
             each.tags.get("thawline.recipe", ""),
+            each.tags.get("thawline.data_version", "")[:8],
             each.tags.get("thawline.previous_champion", ""),
-            *(each.tags.get(key, "") for key in figures),
+            auc_of(each, "next"),
+            auc_of(each, "next", "cold"),
         )
-    console().print(table)
+    console().print(listed)
 
 
 def promote(

@@ -15,7 +15,6 @@ from thawline.errors import TrackingError
 from thawline.tracking.fetch import ABSENT, find_version
 from thawline.tracking.server import CHALLENGER, check_names, connect, explained
 
-AUC_TAG = re.compile(r"thawline\.auc\..+")
 PREVIOUS_TAG = "thawline.previous_champion"
 """Which version had the alias before this one."""
 PROMOTED_TAG = "thawline.promoted_at"
@@ -154,6 +153,12 @@ def list_versions(config: Config) -> list[ModelVersion]:
     for version in found:
         version.aliases = sorted(aliases.get(str(version.version), []))
     return sorted(found, key=lambda version: -int(version.version))
+
+
+def auc_of(version: ModelVersion, holdout: str, tier: str = "") -> str:
+    """The AUC of the primary action that a version was registered with; empty where it has none."""
+    tag = re.compile(rf"thawline\.auc\.[^.]+\.{holdout}{tier and rf'[.]{tier}'}")
+    return next((value[:6] for key, value in version.tags.items() if tag.fullmatch(key)), "")
 
 
 def _now() -> str:
