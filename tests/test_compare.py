@@ -105,7 +105,7 @@ def test_every_figure_equals_that_of_the_metrics():
 
 
 def test_the_same_model_twice_differs_by_nothing():
-    both = sides()
+    both = sides(600, 60)
     found = measure(replace(both, other=both.scored.logits), hit_at=3, resamples=50)
     for own in found.values():
         assert own.difference == 0
@@ -153,11 +153,12 @@ def test_a_figure_that_many_resamples_leave_undefined_has_no_interval():
     assert own.interval(0.95) is own.difference_interval(0.95) is own.smallest_effect is None
 
 
-def test_one_user_shows_no_variation_and_so_no_interval():
-    both = sides(users=1)
-    own = measure(both, hit_at=3, resamples=20)["save", "pooled", "auc"]
+@pytest.mark.parametrize(("users", "enough"), [(1, False), (19, False), (20, True)])
+def test_fewer_than_20_users_with_positives_are_too_few_for_an_interval(users, enough):
+    own = measure(sides(400, users), hit_at=3, resamples=50)["save", "pooled", "auc"]
     assert own.difference is not None
-    assert own.difference_interval(0.95) is None
+    assert (own.difference_interval(0.95) is not None) is enough
+    assert (own.smallest_effect is not None) is enough
 
 
 def test_one_model_alone_has_intervals_and_no_difference():

@@ -167,7 +167,7 @@ def test_a_worse_model_fails_and_the_reason_says_by_how_much(better):
 
 @pytest.mark.parametrize(("policy", "passes"), [("pass", True), ("refuse", False)])
 def test_too_few_users_leave_a_rule_undecided_and_the_config_says_what_then(policy, passes):
-    few = pair(requests=40)
+    few = pair(requests=150)
     passed, statuses, (reason,) = verdict(gate(AUC, undecided=policy), few)
     assert passed is passes
     assert statuses == ["undecided"]
@@ -256,7 +256,9 @@ def test_a_figure_without_an_interval_is_undecided():
     figures = known(0.7, 0.6, np.full(100, np.nan))
     _, statuses, (reason,) = verdict(gate(AUC), figures)
     assert statuses == ["undecided"]
-    assert reason.endswith("7 positives among 90 candidates are too few for an interval")
+    assert reason.endswith(
+        "too few users are behind it for an interval (7 positives among 90 candidates)"
+    )
 
 
 def test_bounds_on_the_challenger_alone_need_no_champion():

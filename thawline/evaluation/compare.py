@@ -26,7 +26,10 @@ MOST_GROUPS = 20_000
 """More users than so many are drawn in groups of users, which bounds the memory."""
 LEAST_DEFINED = 0.9
 """Share of the resamples in which a figure must be defined for its interval to mean anything."""
-LEAST_USERS = 2
+LEAST_USERS = 20
+"""Users with positives, and with negatives: with fewer there is no interval, since it would be too
+narrow. Of two equally good models, a 95 % interval misses in 9 % of samples of 20 users, in 12 % of
+10."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,8 @@ class _Folded:
 
     def __init__(self, sums: UserSums) -> None:
         self.own = sums
-        self.users = int(np.count_nonzero(sums.sums[:, 3]))
+        up, whole = sums.sums[:, 1], sums.sums[:, 3]
+        self.users = int(min(np.count_nonzero(up), np.count_nonzero(whole > up)))
         self.table = sums.sums
         if len(self.table) > MOST_GROUPS:
             short = -len(self.table) % MOST_GROUPS

@@ -242,8 +242,8 @@ def _figure(
         said += f", the champion's {found.other:.4f}: a difference of {value:+.4f}"
     if interval is None:
         why = (
-            f"{said}, and {found.positives} positives among {found.candidates} candidates are too "
-            "few for an interval"
+            f"{said}, but too few users are behind it for an interval ({found.positives} positives "
+            f"among {found.candidates} candidates)"
         )
         return RuleResult(name, "undecided", why, value, bound=bound)
     low, high = interval
