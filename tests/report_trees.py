@@ -26,11 +26,11 @@ def figures(auc: float | None, positives: int = 400, candidates: int = 9_000) ->
     }
 
 
-def bounds(auc: float, half: float) -> dict[str, list[float | None]]:
+def bounds(auc: float, half: float) -> dict[str, list[float] | None]:
     """Intervals of some of the figures."""
     made = figures(auc)
     names = ("auc", "user_auc", "request_auc", "log_loss", "calibration", "hit@3")
-    return {name: [made[name] - half, made[name] + half] for name in names} | {"mrr": [None, None]}
+    return {name: [made[name] - half, made[name] + half] for name in names} | {"mrr": None}
 
 
 def holdout(auc: float = 0.75, actions: tuple[str, ...] = ("save", "click")) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def test_figures_stand_by_tier_with_their_intervals(page: str) -> None:
         "AUC 0.7500 0.7460-0.7540 0.7800 0.7500-0.8100 0.7300 0.7000-0.7600 "
         "- 0.6000 0.5700-0.6300 0.9000 AUC within users 0.7400"
     ) in text
-    # An interval of which an end is undefined is none.
+    # There is none where too few resamples define the figure.
     assert "MRR 0.1875 0.1950 0.1825 - 0.1500 0.2250" in text
     assert "positives 400 400 400 0 400 400" in text
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from thawline.data.manifest import TIERS
 from thawline.evaluation import epoch_plots, findings, formatting, plots
 from thawline.evaluation.dots import THIN, Dot, Scale, dot_plot
-from thawline.evaluation.finding import primary
+from thawline.evaluation.finding import ends, primary
 
 Tree = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ def tile(holdout: str, tree: Tree) -> dict[str, Any] | None:
         "holdout": holdout,
         "action": action,
         "auc": tree["pooled"][action]["auc"],
-        "interval": _interval(tree, "pooled", action, "auc"),
+        "interval": ends(tree, action, "pooled", "auc"),
         "oracle": ((tree.get("oracle") or {}).get(action) or {}).get("auc"),
         "tiers": _tiers(tree, action),
     }
@@ -127,7 +127,6 @@ def table(tree: Tree, action: str) -> dict[str, Any]:
         "columns": list(columns),
         "rows": [
             {
-                "name": name,
                 "label": formatting.label(name),
                 "minor": name in COUNTS,
                 "cells": [
@@ -136,7 +135,7 @@ def table(tree: Tree, action: str) -> dict[str, Any]:
                         "text": (formatting.count if name in COUNTS else formatting.figure)(
                             values.get(name)
                         ),
-                        "interval": formatting.interval(_interval(tree, column, action, name)),
+                        "interval": formatting.interval(ends(tree, action, column, name)),
                     }
                     for column, values in columns.items()
                 ],
@@ -151,9 +150,7 @@ def slices(tree: Tree, action: str) -> list[dict[str, Any]]:
     kinds: dict[str, list[Dot]] = {}
     for kind, values in (tree.get("slices") or {}).items():
         dots = [
-            _dot(tree, str(value), heads[action], (kind, str(value)), action)
-            for value, heads in values.items()
-            if action in heads
+            _dot(value, heads[action], None) for value, heads in values.items() if action in heads
         ]
         if all(dot.name.isdigit() for dot in dots):
             dots.sort(key=lambda dot: int(dot.name))
@@ -176,7 +173,12 @@ def slice_title(kind: str) -> str:
 
 def _tiers(tree: Tree, action: str) -> dict[str, Any]:
     dots = [
-        _dot(tree, tier, tree["tiers"].get(tier, {}).get(action) or {}, (tier,), action, tier)
+        _dot(
+            tier,
+            tree["tiers"].get(tier, {}).get(action) or {},
+            ends(tree, action, tier, "auc"),
+            tier,
+        )
         for tier in TIERS
     ]
     pooled = tree["pooled"][action]["auc"]
@@ -184,33 +186,14 @@ def _tiers(tree: Tree, action: str) -> dict[str, Any]:
     return dot_plot(dots, pooled, Scale.over(every, pooled, PROBABILITY))
 
 
-def _dot(
-    tree: Tree, name: str, values: Tree, place: Sequence[str], action: str, kind: str = ""
-) -> Dot:
-    low, high = _interval(tree, place[-1], action, "auc", *place[:-1]) or (None, None)
+def _dot(name: str, values: Tree, bounds: tuple[float, float] | None, kind: str = "") -> Dot:
+    low, high = bounds or (None, None)
     hint, thin = "", False
     if "positives" in values and "candidates" in values:
         positives, candidates = values["positives"], values["candidates"]
         hint = f"{positives:,} positives of {candidates:,} candidates"
         thin = min(positives, candidates - positives) < THIN
     return Dot(name, values.get("auc"), low, high, kind, hint=hint, thin=thin)
-
-
-def _interval(
-    tree: Tree, name: str, action: str, figure: str, kind: str | None = None
-) -> Sequence[float | None] | None:
-    """The interval of a figure, pooled, of a tier, or of a value of a kind of slice."""
-    intervals = tree.get("intervals") or {}
-    if kind is not None:
-        heads = (intervals.get("slices") or {}).get(kind, {}).get(name)
-    else:
-        heads = (
-            intervals.get("pooled")
-            if name == "pooled"
-            else (intervals.get("tiers") or {}).get(name)
-        )
-    bounds = ((heads or {}).get(action) or {}).get(figure)
-    return None if bounds is None or None in bounds else bounds
 
 
 def _place(name: str) -> tuple[int, str]:
@@ -222,10 +205,14 @@ def _place(name: str) -> tuple[int, str]:
 
 def _retrieval(tree: Tree) -> list[tuple[str, str]]:
     found: Tree = tree.get("retrieval") or {}
-    figures = [name for name in found if name not in ("k", "requests")]
-    return [(formatting.label(name), formatting.figure(found[name])) for name in figures] + [
-        ("requests", formatting.count(found["requests"])) for _ in [0] if "requests" in found
+    shown = [
+        (formatting.label(name), formatting.figure(value))
+        for name, value in found.items()
+        if name not in ("k", "requests")
     ]
+    if "requests" in found:
+        shown.append(("requests", formatting.count(found["requests"])))
+    return shown
 
 
 def _by_epoch(
