@@ -40,8 +40,14 @@ class LogFollower(threading.Thread):
             self._ended.wait(self._pause)
 
     def finish(self, within: float = 10.0) -> None:
-        """Shows what is left once the job has ended."""
+        """Shows what is left once the job has ended.
+
+        Args:
+            within: Seconds for which a line that is being read is waited for.
+        """
         self._ended.set()
+        if self.ident is None:
+            return
         self.join(within)
         if not self.is_alive():
             self._pass(follow=False)

@@ -57,19 +57,19 @@ def run_job(
     """
     name = body["metadata"]["name"]
     termination = Termination()
+    follower = LogFollower(cluster, name, show, patience.poll)
     with termination.deferred():
         try:
             _submit(cluster, body, show, patience)
-            follower = LogFollower(cluster, name, show, patience.poll)
             follower.start()
-            try:
-                condition = _await_end(cluster, name, termination, patience)
-            finally:
-                follower.finish()
+            condition = _await_end(cluster, name, termination, patience)
         except (KeyboardInterrupt, Terminated):
+            # First of all: the pod has seconds left.
             show(f"{name}: stopped, so the TrainJob is deleted")
             cluster.delete(name)
             raise
+        finally:
+            follower.finish()
     if condition["type"] == "Failed":
         raise _failure(cluster, name, condition)
 
