@@ -19,7 +19,9 @@ def champion(*rows: dict[str, Any]) -> dict[str, Any]:
 
 def scored(ratio: float, bounds: list[float] | None = None) -> dict[str, Any]:
     """An evaluation of which only the calibration of `save` matters."""
-    intervals = {"pooled": {"save": {"calibration": bounds}}} if bounds else None
+    intervals = None
+    if bounds is not None:
+        intervals = {"pooled": {"save": {"calibration": bounds or None}}}
     values = figures(0.7) | {"calibration": ratio}
     return {"metrics": {"next": {"pooled": {"save": values}, "intervals": intervals}}}
 
@@ -131,6 +133,8 @@ def test_worries_come_from_rules_comparison_calibration_and_audit():
         (scored(1.2), True, []),
         (scored(1.04), False, []),
         (scored(1.2, [0.9, 1.5]), False, []),
+        # Too few users for an interval.
+        (scored(1.2, []), False, []),
         (
             scored(1.2, [1.1, 1.3]),
             False,

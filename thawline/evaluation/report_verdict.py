@@ -11,6 +11,7 @@ from typing import Any, Literal
 from thawline.config.running import LOWER_IS_BETTER
 from thawline.evaluation import formatting
 from thawline.evaluation.dots import Dot, Scale, dot_plot
+from thawline.evaluation.finding import ends
 from thawline.evaluation.formatting import listed
 
 Tree = Mapping[str, Any]
@@ -156,8 +157,10 @@ def _miscalibrated(metrics: Mapping[str, Tree]) -> Iterator[str]:
             ratio = values.get("calibration")
             if ratio is None or abs(ratio - 1) <= MAX_MISCALIBRATION:
                 continue
-            bounds = ((tree.get("intervals") or {}).get("pooled") or {}).get(action) or {}
-            low, high = bounds.get("calibration") or (ratio, ratio)
+            bounds = ends(tree, action, "pooled", "calibration")
+            if bounds is None and tree.get("intervals"):
+                continue
+            low, high = bounds or (ratio, ratio)
             if low <= 1 <= high:
                 continue
             share = f"{abs(ratio - 1):.0%}".replace("%", " %")
