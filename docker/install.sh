@@ -35,6 +35,9 @@ cd "$packages"
 rm -rf torch/include torch/share torch/test pyarrow/include pyarrow/src
 find torch/bin -type f ! -name torch_shm_manager -delete
 find . -name '*.a' -delete
-find . -type d -name tests -prune -exec rm -rf {} +
+# Named, since some packages (pyre_extensions) import their tests.
+for package in ibis matplotlib numpy pandas pyarrow scipy sklearn sympy; do
+    find "$package" -type d -name tests -prune -exec rm -rf {} +
+done
 # The image's files never change, so that no import need compare a source with its bytecode.
 "$venv/bin/python3" -m compileall -q -j 0 --invalidation-mode unchecked-hash -x py312_ .

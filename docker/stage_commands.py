@@ -16,6 +16,9 @@ STAGES = {
     **{stage: (stage,) for stage in ("windows", "pretrain", "finetune", "evaluate", "register")},
 }
 
+IMPORTS = "import torchrec, fbgemm_gpu, kfp.kubernetes, mlflow.pyfunc, thawline.tables.sharded"
+"""What the stages below do not all reach, and a package that lost too much would not survive."""
+
 KUBEFLOW_TASK = """
 import json, pathlib, subprocess, sys, yaml
 from importlib.resources import files
