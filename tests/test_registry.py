@@ -391,8 +391,8 @@ def test_the_code_in_a_model_is_what_it_imports_and_finds_the_rest_where_it_is_i
     code = packing.copy_code(tmp_path)
     names = {file.relative_to(code).as_posix() for file in code.rglob("*")}
     assert {"tracking/served.py", "tracking/scorer.py", "model/ranker.py"} <= names
-    assert not {"progress.py", "stages", "evaluation", "tracking/registry.py"} & names
-    asked = "import thawline.progress, thawline.errors; print(thawline.progress.__file__, thawline)"
+    assert not {"data/findings.py", "stages", "evaluation", "tracking/registry.py"} & names
+    asked = "import thawline.data.findings as rest, thawline; print(rest.__file__, thawline)"
     found = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {asked}"],
         capture_output=True,

@@ -31,11 +31,17 @@ from thawline.tracking.server import explained
 SERVED = Path(__file__).with_name("served.py")
 ELSEWHERE = """
 
+import sys
 from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)
+for _finder in sys.meta_path if "." not in __name__ else ():
+    _spec = _finder.find_spec(__name__, None)
+    _places = _spec.submodule_search_locations if _spec else None
+    __path__ += [place for place in _places or () if place not in __path__]
 """
-"""At the end of a package: where Thawline is installed, what was not copied is found there."""
+"""At the end of a package: where Thawline is installed, what was not copied is found there, and
+where it is installed as editable too, which no path shows."""
 REQUIREMENTS = (
     "mlflow",
     "numpy",
