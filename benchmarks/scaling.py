@@ -66,8 +66,8 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the ids; 0: uniform")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=4, help="steps a turn")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=6, help="steps a turn")
     options = parser.parse_args()
     for count, batch in itertools.product(options.processes, options.batches):
         options.batch = batch
