@@ -139,6 +139,10 @@ def test_run_goes_from_nothing_to_a_registered_model_that_scores_and_again_to_th
     workdir = tmp_path / "runs"
     evaluation = json.loads((workdir / "evaluation" / "evaluation.json").read_text())
     assert set(evaluation["metrics"]) == {"next", "in_window"}
+    # The second run was gated against the first, which is the same model.
+    assert evaluation["champion"]["version"] == "1"
+    assert "the champion's" in evaluation["reasons"][1]
+    assert evaluation["gate"]["rules"][1]["value"] == 0
     assert evaluation["metrics"]["next"]["oracle"]["click"]["auc"] > 0.6
     assert evaluation["schedule"]["components"]["item"]["windows"] == [[1.0, 2.0]]
     assert (workdir / "evaluation" / "report.html").stat().st_size > 10_000
