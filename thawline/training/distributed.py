@@ -126,7 +126,11 @@ def joined(device: str, *, alone: bool = False) -> Iterator[Ranks | None]:
         torch.cuda.set_device(dist.get_node_local_rank(0))
     backend = "nccl" if device == "cuda" else "gloo"
     if started:
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        # torchrun starts killed processes again with the store of those before, whose addresses
+        # the groups would find in it.
+        store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
