@@ -13,14 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from kfp import dsl
 from mlflow import MlflowClient
+from safetensors.torch import load_file
 
 from components import COMPONENTS, evaluate, finish, start
 from components.readme import readme, readme_path
 from thawline.config import Items, parse_config
 from thawline.errors import ConfigError, DataError, TrackingError
+from thawline.model.bundle import Bundle
 from thawline.stages import pretrain as pretrain_stage
 from thawline.stages import start as start_stage
 from thawline.stages.evaluate import Verdict
@@ -453,9 +456,13 @@ for name, kind in json.loads(sys.argv[2]).items():
 passed = body("evaluate")(resolved, dataset, model, **outputs)
 registration = place("Artifact", "registration")
 body("register")(resolved, model, outputs["evaluation"], registration)
+warm = body("start")(text, start_from_champion=True, pretrain_epochs=0)
+grown, rows = place("Dataset", "grown"), place("Model", "rows")
+version = body("windows")(warm[4], source, code, grown)
+body("pretrain")(warm[5], version, code, grown, rows)
 status = dsl.PipelineTaskFinalStatus("SUCCEEDED", "run-1", "exit-handler-1", None, None)
 body("finish")(text, status)
-facts = {"passed": passed, "uid": os.getuid(), "from": thawline.__file__}
+facts = {"passed": passed, "uid": os.getuid(), "from": thawline.__file__, "warm": warm[0]}
 print("FACTS " + json.dumps(facts | registration.metadata))
 """
 """Calls the bodies of the components as Kubeflow ships them, one after the other."""
@@ -565,6 +572,12 @@ def test_the_bodies_run_from_the_wheel_alone_without_a_home_as_a_user_who_owns_n
     assert (facts["passed"], facts["version"]) == (True, "1")
     assert list(empty.iterdir()) == []
     assert {each.info.status for each in runs_of(work)} == {"FINISHED"}
+    # The second half of the driver: a warm start, without another epoch of pretraining.
+    warm = parse_config(facts["warm"])
+    assert warm.windows.previous == warm.pretrain.start_from == "models:/thawline-ranker/1"
+    (rows,) = load_file(work / "out" / "rows" / "item.safetensors").values()
+    champion = Bundle.load(work / "out" / "model").weights["item"]
+    torch.testing.assert_close(rows, champion, rtol=0, atol=0)
 
 
 def runs_of(workdir):
