@@ -20,10 +20,8 @@ def auc(scores: np.ndarray, labels: np.ndarray, weight: np.ndarray | None = None
         None where one of the classes is absent.
     """
     order = np.argsort(scores)
-    rank = ranks_in_order(np.asarray(scores)[order])
-    positive = np.asarray(labels, bool)[order]
     sorted_weight = None if weight is None else np.asarray(weight, np.float64)[order]
-    return auc_of_wins(doubled_wins(rank, positive, sorted_weight), positive, sorted_weight)
+    return auc_in_order(np.asarray(scores)[order], np.asarray(labels, bool)[order], sorted_weight)
 
 
 def group_auc(
@@ -128,19 +126,14 @@ def doubled_wins(
     return np.where(positive, below, np.repeat(2 * risen[ends], sizes) - above)
 
 
-def auc_of_wins(
-    wins: np.ndarray, positive: np.ndarray, weight: np.ndarray | None = None
+def auc_in_order(
+    rank: np.ndarray, positive: np.ndarray, weight: np.ndarray | None = None
 ) -> float | None:
-    """The AUC from `doubled_wins` of one group; None where a class is absent."""
-    if weight is None:
-        won, num_positives = int(wins[positive].sum()), int(positive.sum())
-        pairs = num_positives * (len(positive) - num_positives)
-        return won / (2 * pairs) if pairs else None
-    mass = float(weight[positive].sum())
-    against = float(weight[~positive].sum())
-    if mass <= 0 or against <= 0:
+    """The AUC of ascending scores or ranks [K]; None where a class is absent."""
+    if not len(rank):
         return None
-    return float((weight * wins)[positive].sum()) / (2 * mass * against)
+    value = float(group_aucs(rank, positive, np.zeros(1, np.int64), weight)[0])
+    return None if np.isnan(value) else value
 
 
 def group_aucs(
@@ -162,18 +155,42 @@ def group_aucs(
     """
     if not len(starts):
         return np.empty(0)
-    wins = doubled_wins(rank, positive, weight, starts)
-    up = positive.astype(np.float64) if weight is None else np.where(positive, weight, 0.0)
-    whole = np.ones(len(positive)) if weight is None else weight
-    mass = np.add.reduceat(up, starts)
-    pairs = 2 * mass * (np.add.reduceat(whole, starts) - mass)
-    if weight is not None:
+    if weight is None:
+        won, pairs = _counted(rank, positive, starts)
+    else:
+        up = np.where(positive, weight, 0.0)
+        mass = np.add.reduceat(up, starts)
+        pairs = 2 * mass * (np.add.reduceat(weight, starts) - mass)
         # Differences of sums of weights: what is left of a class that is absent is rounding.
         both = np.logical_or.reduceat(up > 0, starts)
-        both &= np.logical_or.reduceat((whole > 0) & ~positive, starts)
+        both &= np.logical_or.reduceat((weight > 0) & ~positive, starts)
         pairs[~both] = 0.0
-    won = np.add.reduceat(up * wins, starts)
+        won = np.add.reduceat(up * doubled_wins(rank, positive, weight, starts), starts)
     return np.divide(won, pairs, out=np.full(len(starts), np.nan), where=pairs > 0)
+
+
+def _counted(
+    rank: np.ndarray, positive: np.ndarray, starts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [G] each: twice the pairs won within each group, and twice its pairs.
+
+    Looks at the ties of positives alone, which are few: this is most of what slices cost.
+    """
+    count = len(rank)
+    risen = np.zeros(count + 1, np.int64)
+    np.cumsum(positive, out=risen[1:])
+    new = np.empty(count, bool)
+    np.not_equal(rank[1:], rank[:-1], out=new[1:])
+    new[starts] = True
+    edges = np.append(np.flatnonzero(new), count)
+    fallen = edges - risen[edges]
+    own = (np.cumsum(new) - 1)[positive]
+    won = np.concatenate(([0], np.cumsum(fallen[own] + fallen[own + 1])))
+    ends = np.append(starts[1:], count)
+    positives = risen[ends] - risen[starts]
+    before = starts - risen[starts]
+    pairs = 2 * positives * (ends - starts - positives)
+    return won[risen[ends]] - won[risen[starts]] - 2 * before * positives, pairs
 
 
 def roc_curve_points(

@@ -53,9 +53,8 @@ class Column:
         self.rank[rising] = auc.ranks_in_order(logits[rising])
         self.falling = self.rank.max(initial=0) - self.rank
         self.request = scored.request_index
-        by_user = None
-        if scored.user is not None:
-            by_user = auc.by_group(scored.user[self.request], self.rank)
+        self.user = None if scored.user is None else scored.user[self.request]
+        by_user = None if self.user is None else auc.by_group(self.user, self.rank)
         self.whole = Part(rising, auc.by_group(self.request, self.falling), by_user)
 
     def parts(self, codes: np.ndarray, count: int) -> Iterator[Part]:
@@ -104,16 +103,15 @@ class Measured:
     @cached_property
     def auc(self) -> float | None:
         """Of the whole slice."""
-        return auc.auc_of_wins(self.wins, self.positive, self.weight)
+        return auc.auc_in_order(self.rank, self.positive, self.weight)
 
     @cached_property
     def users(self) -> tuple[np.ndarray, np.ndarray] | None:
         """The users of the slice, int64 [u], and the AUC of each, NaN where it is undefined."""
         order = self.part.by_user
-        user = self.column.scored.user
-        if order is None or user is None:
+        if order is None or self.column.user is None:
             return None
-        who = user[self.column.request[order]]
+        who = self.column.user[order]
         starts = auc.run_starts(who)
         weight = None if self.column.weight is None else self.column.weight[order]
         found = auc.group_aucs(self.column.rank[order], self.column.positive[order], starts, weight)
