@@ -106,7 +106,8 @@ def _evaluation(name: str, folder: Path) -> Side:
         raise DataError(f"{path} cannot be read: {error}", "evaluate the model again") from error
 
     def scores() -> dict[str, Scores]:
-        files = sorted((folder / "scores").glob("*.parquet"))
+        files = [folder / "scores" / f"{split}.parquet" for split in HOLDOUTS]
+        files = [file for file in files if file.exists()]
         if not files:
             raise DataError(
                 f"{name} holds no scores", "evaluate the model again with this version of Thawline"
