@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,8 +94,8 @@ def test_one_process_with_sharded_tables_makes_the_model_of_local_ones(
 def test_a_setting_that_sharded_tables_do_not_have_is_refused(
     config, dataset, table, tmp_path, override, named
 ):
+    overrides = ["tables.engine=sharded", *override.split()]
     with pytest.raises(ConfigError, match=named):
-        overrides = ["tables.engine=sharded", *override.split()]
         train(config, dataset, table, tmp_path / "out", *overrides)
     assert not (tmp_path / "out").exists()
     assert not dist.is_initialized()
@@ -164,11 +165,12 @@ def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(config, datase
     assert caught.value.what.endswith(f"the last good checkpoint is {last}")
 
 
-def start_torchrun(config, dataset, table, out, tmp_path, *overrides):
+def start_torchrun(config, dataset, table, out, tmp_path, *overrides, restarts=0):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--standalone", "-m", "thawline", "finetune", "--config", str(path)]
+    command += ["--standalone", "--max-restarts", str(restarts)]
+    command += ["-m", "thawline", "finetune", "--config", str(path)]
     command += ["--dataset", str(dataset.root), "--table", str(table), "--model", str(out)]
     command += [part for each in overrides for part in ("--set", each)]
     return subprocess.Popen(
@@ -196,7 +198,8 @@ def torchrun(*arguments):
     return ended(start_torchrun(*arguments))
 
 
-EXPORTED = ("finetune.export=best", "finetune.checkpoint.every_steps=1")
+SMALL_STEPS = "finetune.batch_size=16"
+EXPORTED = ("finetune.export=best", "finetune.checkpoint.every_steps=1", SMALL_STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +215,7 @@ def test_two_processes_of_torchrun_train_one_model(config, dataset, table, tmp_p
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("model:") == 1
-    train(config, dataset, table, tmp_path / "local")
+    train(config, dataset, table, tmp_path / "local", SMALL_STEPS)
     assert files(path) == files(tmp_path / "local")
     epochs, expected = (
         json.loads((folder / "epochs.json").read_text()) for folder in (path, tmp_path / "local")
@@ -227,25 +230,42 @@ def test_two_processes_of_torchrun_train_one_model(config, dataset, table, tmp_p
     assert model.meta.exported_epoch == 1 + aucs.index(max(aucs))
 
 
+def await_checkpoint(job, folder, after=0.0):
+    """How many epochs were done at a checkpoint later than `after`."""
+    while True:
+        assert job.poll() is None, job.stderr.read()
+        found = [float(path.name[6:]) for path in folder.glob("model.checkpoints/*/epoch-*")]
+        if max(found, default=0) > after:
+            return max(found)
+        time.sleep(0.01)
+
+
+def kill_a_worker(job):
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+
+
 @pytest.mark.slow
-def test_torchrun_that_gets_sigterm_saves_and_goes_on_when_it_is_called_again(
+def test_a_job_goes_on_after_sigterm_when_called_again_and_by_itself_after_a_kill(
     config, dataset, table, tmp_path, together
 ):
     path, _ = together
-    job = start_torchrun(config, dataset, table, tmp_path / "model", tmp_path, *EXPORTED)
-    while not list(tmp_path.glob("model.checkpoints/*/epoch-*")):
-        assert job.poll() is None, job.stderr.read()
-        time.sleep(0.01)
+    arguments = (config, dataset, table, tmp_path / "model", tmp_path, *EXPORTED)
+    job = start_torchrun(*arguments)
+    await_checkpoint(job, tmp_path)
     job.send_signal(signal.SIGTERM)
     # torchrun's own answer to a signal.
     assert ended(job).returncode == 1
     assert not (tmp_path / "model").exists()
-    assert list(tmp_path.glob("model.checkpoints/*/epoch-*"))
+    (last, *_) = sorted(tmp_path.glob("model.checkpoints/*/epoch-*"), reverse=True)
 
-    done = torchrun(config, dataset, table, tmp_path / "model", tmp_path, *EXPORTED)
+    job = start_torchrun(*arguments, restarts=1)
+    await_checkpoint(job, tmp_path, after=float(last.name[6:]))
+    kill_a_worker(job)
+    done = ended(job)
 
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("goes on after step") == 1
+    assert done.stderr.count("goes on after step") == 2
     assert weights(tmp_path / "model") == weights(path)
 
 
