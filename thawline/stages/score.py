@@ -21,7 +21,8 @@ from thawline.model.bundle import Bundle
 from thawline.progress import progress_bar
 from thawline.stages.machine import prepare_machine
 from thawline.tracking.fetch import local_model
-from thawline.tracking.scorer import Lists, Requests, Scorer, Scores, text_of
+from thawline.tracking.raw import Lists, Requests, text_of
+from thawline.tracking.scorer import Scorer, Scores
 
 ROWS_AT_ONCE = 4_096
 ITEMS_AT_ONCE = 1 << 21

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from thawline.data.batches import WIDTH_MULTIPLE, Batch
@@ -20,8 +18,8 @@ from thawline.data.ids import MISSING, hash_ids
 from thawline.data.ragged import Ragged
 from thawline.model.bundle import Bundle
 from thawline.tracking.ids import ItemIndex
+from thawline.tracking.raw import DEFAULT_AGE_HOURS, Problem, Requests, offsets_of
 
-DEFAULT_AGE_HOURS = 24.0
 REQUESTS_AT_ONCE = 128
 CANDIDATES_AT_ONCE = 4_096
 """Bounds the memory of a batch of any size; a request with more candidates is cut in pieces. What
@@ -29,61 +27,6 @@ fits in a core's cache goes fastest."""
 FEW = 64
 """Up to so many requests are batched whatever the lengths of their histories: a call costs more
 than padding does."""
-
-
-@dataclass(frozen=True)
-class Lists:
-    """A column of lists; no list counts as an empty one."""
-
-    offsets: np.ndarray
-    """int64 [n + 1]."""
-    values: pa.Array
-    """[offsets[-1]], nulls allowed."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int64 [n]."""
-        return np.diff(self.offsets)
-
-    @classmethod
-    def of(cls, array: pa.ListArray) -> Lists:
-        """The lists of an array."""
-        offsets = array.offsets.to_numpy().astype(np.int64)
-        if array.null_count:
-            # What stands beneath a null is nobody's.
-            lengths = pc.list_value_length(array).fill_null(0).to_numpy()
-            return cls(_offsets(lengths), array.flatten())
-        return cls(offsets - offsets[0], array.values.slice(offsets[0], offsets[-1] - offsets[0]))
-
-
-@dataclass(frozen=True)
-class Requests:
-    """Requests as columns of equal length."""
-
-    history: Lists
-    """Item ids of the catalog's type, oldest first."""
-    candidates: Lists
-    """Item ids."""
-    actions: Lists | None = None
-    """int64, beside `history`: bit `a` is `actions[a]`. None or null: the last action."""
-    ages: Lists | None = None
-    """float64 hours, beside `history`. None, null or not finite: `DEFAULT_AGE_HOURS`."""
-    texts: Mapping[str, pa.StringArray] = field(default_factory=dict)
-    """Context columns and ids of further tables; one that is absent is missing in each request."""
-
-    def __len__(self) -> int:
-        return len(self.history.offsets) - 1
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why a request cannot be scored."""
-
-    row: int
-    column: str
-    """The one at fault."""
-    what: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -179,7 +122,7 @@ class Scorer:
         """The newest items of each history, and how many of them have no row of their own."""
         meta, whole = self.bundle.meta, requests.history
         lengths = np.minimum(whole.lengths, meta.history_length)
-        offsets = _offsets(lengths)
+        offsets = offsets_of(lengths)
         kept = None
         if offsets[-1] < whole.offsets[-1]:
             starts = whole.offsets[1:] - lengths - offsets[:-1]
@@ -260,24 +203,6 @@ class Scorer:
         )
 
 
-def text_of(value: Any) -> str | None:
-    """A value as DuckDB writes those of the training log: 13, though it be 13.0 in pandas."""
-    if value is None or value != value:
-        return None
-    if isinstance(value, bool | np.bool_):
-        return str(value).lower()
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    """Where lists of some lengths start and end: int64 [n + 1]."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
 def _filled(values: pa.Array, missing: float) -> np.ndarray:
     """An array of numbers without nulls."""
     filled = values.fill_null(missing) if values.null_count else values
@@ -286,7 +211,7 @@ def _filled(values: pa.Array, missing: float) -> np.ndarray:
 
 def _sums(flags: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """How many of each request's flags are set: int64 [n]."""
-    return np.diff(_offsets(flags)[offsets])
+    return np.diff(offsets_of(flags)[offsets])
 
 
 def _pieces(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, Ragged]:

@@ -42,7 +42,8 @@ from mlflow.pyfunc import PythonModel
 
 from thawline.errors import DataError
 from thawline.model.bundle import Bundle
-from thawline.tracking.scorer import Lists, Requests, Scorer, text_of
+from thawline.tracking.raw import Lists, Requests, text_of
+from thawline.tracking.scorer import Scorer
 
 SECONDS_BETWEEN_LINES = 60.0
 
