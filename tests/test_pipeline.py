@@ -434,7 +434,7 @@ import os, pathlib, signal, sys, threading, time
 mark = pathlib.Path(os.environ["THAWLINE_WORK"]) / "interrupted"
 
 def interrupt():
-    while not list(mark.parent.glob("checkpoints/*/step-*/checkpoint.json")):
+    while not list(mark.parent.glob("checkpoints/*/*/checkpoint.json")):
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -461,7 +461,7 @@ def refused(registered, place, tiny_config):
     )
     package = place / "retried.yaml"
     package.write_text(compile_text(profile), encoding="utf-8")
-    finetune = {**TINY_MODEL["finetune"], "recipe": "co-train"}
+    finetune = {**TINY_MODEL["finetune"], "recipe": "co-train", "checkpoint": {"every_steps": 1}}
     config = tiny(place, tiny_config, finetune=finetune, gate={"min_auc": 1.0, "rules": []})
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(place / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -569,7 +569,7 @@ def test_fine_tuning_that_was_stopped_goes_on_in_the_next_try(refused, place):
     assert (first, second) == ("KILLED", "FINISHED")
     (log,) = place.glob(f"{refused.model.parents[2].name}/pipeline.log")
     assert "finetune: goes on after step " in log.read_text("utf-8")
-    assert list((place / "work" / "checkpoints").glob("*/step-*")) == []
+    assert list((place / "work" / "checkpoints").glob("*/*/checkpoint.json")) == []
 
 
 @pytest.mark.slow
