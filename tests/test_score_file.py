@@ -189,6 +189,14 @@ def test_what_cannot_be_paired_is_counted_and_named():
     assert [row[4] for row in rows(pairing)] == [6.0, 7.0]
 
 
+def test_an_item_that_a_request_holds_twice_is_told_apart_by_its_labels():
+    first = scores({1: [("a", 1, 1.0), ("b", 0, 2.0), ("a", 0, 3.0)]})
+    second = scores({1: [("a", 0, 3.0), ("a", 1, 1.0), ("b", 0, 2.0)]})
+    pairing = pair(first, second)
+    assert pairing.left_out == []
+    assert sorted(row[3:] for row in rows(pairing)) == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
+
+
 def test_requests_that_share_an_id_are_paired_in_order():
     twice = [(1, [("a", 1, 1.0)]), (2, [("a", 1, 2.0)]), (1, [("a", 0, 3.0)])]
     shuffled = [twice[1], twice[0], twice[2]]

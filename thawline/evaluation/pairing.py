@@ -53,10 +53,11 @@ def pair(first: Scores, second: Scores) -> Pairing:
         )
     left_out: list[str] = []
     one, two = _shared(first, second, left_out)
-    one, two, order_one, order_two, sizes = _candidates(first, second, one, two, left_out)
     columns = [first.actions.index(action) for action in actions]
-    labels = first.labels[order_one][:, columns]
     there = [second.actions.index(action) for action in actions]
+    marks = _marks(first.labels[:, columns]), _marks(second.labels[:, there])
+    one, two, order_one, order_two, sizes = _candidates(first, second, marks, one, two, left_out)
+    labels = first.labels[order_one][:, columns]
     request = np.repeat(np.arange(len(one)), sizes)
     changed = (labels != second.labels[order_two][:, there]).any(axis=1)
     if changed.any():
@@ -74,7 +75,7 @@ def pair(first: Scores, second: Scores) -> Pairing:
             + (f": {'; '.join(left_out)}" if left_out else ""),
             "score both models on the same hold-out of the same dataset, with the same negatives",
         )
-    # Kept rows are cut to the sizes that are left.
+    # Of the requests that are left.
     sizes = np.bincount(request, minlength=len(one))
     scored = Scored(
         actions=actions,
@@ -123,7 +124,12 @@ def _numbered(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _candidates(
-    first: Scores, second: Scores, one: np.ndarray, two: np.ndarray, left_out: list[str]
+    first: Scores,
+    second: Scores,
+    marks: tuple[np.ndarray, np.ndarray],
+    one: np.ndarray,
+    two: np.ndarray,
+    left_out: list[str],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The shared requests with equal items, their candidates' places on both sides, and sizes."""
     sizes_one, sizes_two = np.diff(first.offsets)[one], np.diff(second.offsets)[two]
@@ -133,9 +139,13 @@ def _candidates(
     request = np.repeat(np.arange(len(kept_one)), sizes)
     at_one = _places(first.offsets, kept_one, sizes)
     at_two = _places(second.offsets, kept_two, sizes)
-    if not np.array_equal(codes[0][at_one], codes[1][at_two]):
-        at_one = at_one[np.lexsort((codes[0][at_one], request))]
-        at_two = at_two[np.lexsort((codes[1][at_two], request))]
+    if not (
+        np.array_equal(codes[0][at_one], codes[1][at_two])
+        and np.array_equal(marks[0][at_one], marks[1][at_two])
+    ):
+        # An item that a request holds twice is told apart by its labels.
+        at_one = at_one[np.lexsort((marks[0][at_one], codes[0][at_one], request))]
+        at_two = at_two[np.lexsort((marks[1][at_two], codes[1][at_two], request))]
         differs = codes[0][at_one] != codes[1][at_two]
         if differs.any():
             good = np.ones(len(kept_one), bool)
@@ -147,6 +157,12 @@ def _candidates(
         lost = np.setdiff1d(one, kept_one, assume_unique=True)
         left_out.append(_named("have other candidates", first.request_id[lost]))
     return kept_one, kept_two, at_one, at_two, sizes
+
+
+def _marks(labels: np.ndarray) -> np.ndarray:
+    """int64 [K]: the labels of a candidate as bits."""
+    marks: np.ndarray = labels.astype(np.int64) @ (1 << np.arange(labels.shape[1]))
+    return marks
 
 
 def _item_codes(first: pa.Array, second: pa.Array) -> tuple[np.ndarray, np.ndarray]:
