@@ -10,15 +10,18 @@ import pytest
 import torch
 from conftest import TINY_FEED, built
 
-from thawline.config import Config, IdTableSettings
+from thawline.config import Config, Gate, IdTableSettings
 from thawline.data.batches import RequestReader
 from thawline.data.content import read_content
 from thawline.data.ids import hash_ids
 from thawline.data.manifest import Catalog, RowFacts
 from thawline.errors import DataError
+from thawline.evaluation.gate import decide
+from thawline.evaluation.holdouts import score_holdout
 from thawline.model.bundle import Bundle, Meta, save_bundle
 from thawline.model.ids import ModelIds
 from thawline.model.translate import Translator, item_rows
+from thawline.stages.champion import Champion, Match
 from thawline.tracking.ids import bucket_of
 from thawline.tracking.served import ServedRanker
 
@@ -232,3 +235,20 @@ def test_an_action_that_the_model_does_not_know_has_no_score(data, own):
     # save is unknown to it: click where it was there, else the last action (share, click: click).
     codes = translator.translate(batch).history_action[batch.history_row != 0]
     assert set(codes.tolist()) == {2}
+
+
+def test_a_champion_without_the_primary_action_leaves_its_rules_undecided(data, own):
+    bundle = Bundle.load(own)
+    tables = CONFIG.tables.others
+    scored = score_holdout(CONFIG, data, "next", bundle.score, tables=tables, users=True)
+    meta = bundle.meta.model_copy(update={"actions": ["share", "click"]})
+    champion = Champion("old", "1", Translator(replace(bundle, meta=meta), data))
+    match = Match.of(CONFIG, data, champion)
+    match.play("next", scored)
+    assert {row["action"] for row in match.comparison["next"]} == {"click"}
+    assert set(match.metrics["next"]["pooled"]) == {"click"}
+    gate = Gate(min_auc=0.0, undecided="refuse")
+    metrics = {"next": {"pooled": {"save": {"auc": 0.7}}}}
+    decision = decide(gate, metrics, ["save", "click"], figures=match.figures, without=None)
+    assert not decision.passed
+    assert decision.reasons[1] == "undecided: save AUC on next: the champion does not predict save"
