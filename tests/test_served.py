@@ -92,6 +92,21 @@ def test_batches_of_any_size_score_as_each_request_alone(model, count):
     assert np.std(np.concatenate(scores["save"].to_list())) > 0.01 or count == 1
 
 
+def test_ten_thousand_requests_score_as_few(int_model):
+    few = pd.DataFrame(requests(INT_IDS, 8))
+    rng = np.random.default_rng(1)
+    picked = rng.integers(8, size=10_000)
+    many = few.iloc[picked].reset_index(drop=True)
+    wanted = int_model.predict(None, few)
+    found = int_model.predict(None, many)
+    for action in ACTIONS:
+        np.testing.assert_allclose(
+            np.concatenate(found[action].to_list()),
+            np.concatenate([wanted[action][place] for place in picked]),
+            atol=1e-6,
+        )
+
+
 def test_only_history_and_candidates_are_needed(model):
     ranker, catalog = model
     made = [{"history": catalog[:2], "candidates": catalog}]
