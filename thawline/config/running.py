@@ -138,7 +138,7 @@ class Gate(Section):
     champion: str = Field(
         "registry",
         description="What a model is compared with: `registry` (the version of tracking.model_name "
-        "with tracking.alias), `none`, a model folder, or a models:/ URI.",
+        "with tracking.alias), `none`, a model folder or its URL, or a models:/ URI.",
     )
     rules: list[GateRule] = Field(
         [

@@ -20,7 +20,7 @@ from thawline.evaluation.metrics import holdout_metrics
 from thawline.evaluation.scored import Scored
 from thawline.model.bundle import Bundle
 from thawline.model.translate import Translator
-from thawline.tracking.registry import fetch_model
+from thawline.tracking.fetch import fetch_model, local_model
 
 OTHER = "set gate.champion to another model, or to none"
 
@@ -67,7 +67,7 @@ def find_champion(
     wanted = config.gate.champion
     if wanted == "none":
         return None, "it is compared with nothing (gate.champion is none)"
-    name, version, folder = wanted, None, Path(wanted)
+    name, version = wanted, None
     tracking = config.tracking
     if wanted == "registry":
         wanted = f"models:/{tracking.model_name}@{tracking.alias}"
@@ -81,6 +81,8 @@ def find_champion(
                 f"give it one, or {OTHER}",
             )
         name, version, folder = fetched.name, fetched.version, fetched.folder
+    else:
+        folder = local_model(config, wanted, scratch)
     try:
         translator = Translator(Bundle.load(folder).to(device), data)
     except DataError as error:
