@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -405,9 +406,10 @@ def workdir(sqlite_config):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, mlflow_database):
     """An empty working directory and no HOME, as a container has them, and a folder beside it."""
     root = tmp_path_factory.mktemp("pipeline")
+    shutil.copyfile(mlflow_database, root / "mlflow.db")
     (root / "empty").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name == "HOME" or name.startswith("MLFLOW_")]:
