@@ -1,4 +1,4 @@
-"""What `check.py` runs in a container: every stage on a small simulated feed, a Kubeflow task."""
+"""What `check.py` runs in a container: every stage on a small simulated feed, Kubeflow tasks."""
 
 CONFIG = """\
 workdir: /out/runs
@@ -19,27 +19,36 @@ STAGES = {
 IMPORTS = "import torchrec, fbgemm_gpu, kfp.kubernetes, mlflow.pyfunc, thawline.tables.sharded"
 """What the stages below do not all reach, and a package that lost too much would not survive."""
 
-KUBEFLOW_TASK = """
-import json, pathlib, subprocess, sys, yaml
+KUBEFLOW_TASKS = """
+import json, os, pathlib, subprocess, sys, yaml
 from importlib.resources import files
 text = (files("pipelines") / "compiled" / "retrain.yaml").read_text()
-spec = next(yaml.safe_load_all(text))["deploymentSpec"]["executors"]["exec-windows"]["container"]
+executors = next(yaml.safe_load_all(text))["deploymentSpec"]["executors"]
+environment = os.environ | {"THAWLINE_RUN_ID": "image-check"}
+
+def run(task, inputs, **outputs):
+    written = pathlib.Path("/out/kfp", task, "executor_output.json")
+    outputs["outputFile"] = str(written)
+    given = {"inputs": {"parameterValues": inputs}, "outputs": outputs}
+    spec = executors["exec-" + task]["container"]
+    command = spec["command"] + spec["args"]
+    command = [json.dumps(given) if part == "{{$}}" else part for part in command]
+    if subprocess.run(command, env=environment).returncode:
+        sys.exit(task + " failed")
+    return json.loads(written.read_text())["parameterValues"]
+
+config = pathlib.Path("/out/tiny.yaml").read_text().replace("/out/runs", "/out/kfp/runs")
+started = run("start", {"config": config})
+versions = {name: started[name] for name in ("source_version", "code_version")}
 dataset = {
     "name": "dataset", "uri": "/out/kfp/dataset", "metadata": {},
     "type": {"schemaTitle": "system.Dataset", "schemaVersion": "0.0.1"},
 }
-config = pathlib.Path("/out/tiny.yaml").read_text()
-inputs = {"config": config, "source_version": "", "code_version": ""}
-task = {
-    "inputs": {"parameterValues": inputs},
-    "outputs": {
-        "parameters": {"Output": {"outputFile": "/out/kfp/Output"}},
-        "artifacts": {"dataset": {"artifacts": [dataset]}},
-        "outputFile": "/out/kfp/executor_output.json",
-    },
-}
-command = [json.dumps(task) if part == "{{$}}" else part for part in spec["command"] + spec["args"]]
-done = subprocess.run(command).returncode
-sys.exit(done or not pathlib.Path("/out/kfp/dataset/manifest.json").is_file())
+run(
+    "windows", {"config": started["windows_config"]} | versions,
+    parameters={"Output": {"outputFile": "/out/kfp/Output"}},
+    artifacts={"dataset": {"artifacts": [dataset]}},
+)
+sys.exit(not pathlib.Path("/out/kfp/dataset/manifest.json").is_file())
 """
-"""Runs the compiled `windows` task's own command, with the input that Kubeflow would hand it."""
+"""Runs the compiled `start` and `windows` by their own commands, with the input of Kubeflow's."""
