@@ -91,6 +91,13 @@ def buildah(*arguments: str | Path, log: Path | None = None) -> str:
     return run("buildah", *store, "--storage-driver", storage_driver(), *arguments, log=log)
 
 
+def remove_store() -> None:
+    """Removes the images; the overlay driver leaves its folder mounted on itself."""
+    subprocess.run(["umount", "--quiet", WORK / "store" / "overlay"], check=False)
+    for name in ("store", "runtime"):
+        shutil.rmtree(WORK / name, ignore_errors=True)
+
+
 def make_base() -> str:
     """Debian's smallest system, without the documents that the slim images leave out too."""
     folder = WORK / "base"
@@ -312,7 +319,6 @@ def check(
                 table.row("size", lambda: check_size(root, flavour))
     finally:
         if not keep:
-            shutil.rmtree(WORK / "store", ignore_errors=True)
-            shutil.rmtree(WORK / "runtime", ignore_errors=True)
+            remove_store()
     print(f"{table.failures} failed; logs in {WORK.relative_to(ROOT)}")
     return int(table.failures > 0)
