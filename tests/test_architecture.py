@@ -25,7 +25,10 @@ OWNERS = {
     "duckdb": ("thawline/data",),
     "pyspark": ("thawline/data/spark.py",),
     "torchrec": ("thawline/tables/sharded.py",),
-    "kubernetes": ("thawline/stages/trainjob/cluster.py",),
+    "kubernetes": (
+        "thawline/stages/trainjob/cluster.py",
+        "pipelines/run_logs.py",
+    ),
     "pickle": (),
 }
 """Packages that only these places import."""
