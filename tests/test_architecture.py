@@ -14,7 +14,13 @@ LAYERS = [
     {"thawline.stages"},
     {"thawline.training", "thawline.evaluation", "thawline.tracking", "thawline.study"},
     {"thawline.model", "thawline.tables", "thawline.data", "thawline.theory"},
-    {"thawline.config", "thawline.errors", "thawline.folders", "thawline.progress"},
+    {
+        "thawline.config",
+        "thawline.errors",
+        "thawline.folders",
+        "thawline.logs",
+        "thawline.progress",
+    },
 ]
 """Each layer may import itself and those below it."""
 
@@ -27,6 +33,7 @@ OWNERS = {
     "torchrec": ("thawline/tables/sharded.py",),
     "kubernetes": (
         "thawline/stages/trainjob/cluster.py",
+        "thawline/stages/doctor/cluster.py",
         "pipelines/run_logs.py",
     ),
     "pickle": (),

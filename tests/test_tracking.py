@@ -13,7 +13,7 @@ import pytest
 from mlflow_helpers import free_port, make_config
 
 from thawline.errors import TrackingError
-from thawline.tracking import runs
+from thawline.tracking import pipeline, runs
 from thawline.tracking.server import check_names, connect, masked
 
 pytest_plugins = ["mlflow_fixtures"]
@@ -381,7 +381,7 @@ def test_a_stage_runs_in_another_thread(sqlite_config):
 
 
 def test_a_server_that_is_down_at_the_end_does_not_hide_the_stages_own_error(
-    sqlite_config, monkeypatch, caplog
+    sqlite_config, monkeypatch, capsys
 ):
     def refuse(*_):
         raise ConnectionError("Connection refused")
@@ -393,7 +393,66 @@ def test_a_server_that_is_down_at_the_end_does_not_hide_the_stages_own_error(
 
     with pytest.raises(ValueError, match="diverged"):
         stage()
-    assert "Connection refused" in caplog.text
+    assert "Connection refused" in capsys.readouterr().err
+
+
+# Attempts and cached stages
+
+
+def tags_of(config, run_id):
+    return connect(config).get_run(run_id).data.tags
+
+
+def test_a_retried_stage_has_a_run_an_attempt_and_a_vanished_attempt_is_closed(sqlite_config):
+    parent = runs.start_parent(sqlite_config, "retrain")
+    with (
+        pytest.raises(ValueError, match="diverged"),
+        runs.stage_run(sqlite_config, "finetune", parent) as failed,
+    ):
+        raise ValueError("diverged")
+    left_by_sigkill = runs.stage_run(sqlite_config, "finetune", parent)
+    killed = left_by_sigkill.__enter__()
+    with runs.stage_run(sqlite_config, "finetune", parent) as last:
+        assert status_of(sqlite_config, killed.run_id) == "KILLED"
+    left_by_sigkill.__exit__(None, None, None)
+    attempts = [failed.run_id, killed.run_id, last.run_id]
+    assert [tags_of(sqlite_config, each)["thawline.attempt"] for each in attempts] == list("123")
+    assert status_of(sqlite_config, failed.run_id) == "FAILED"
+    assert status_of(sqlite_config, last.run_id) == "FINISHED"
+
+
+def test_the_same_stage_of_another_trial_is_no_attempt_and_stays_open(sqlite_config):
+    parent = runs.start_parent(sqlite_config, "study")
+    other = sqlite_config.model_copy(update={"seed": 1})
+    with (
+        runs.stage_run(sqlite_config, "finetune", parent) as first,
+        runs.stage_run(other, "finetune", parent) as second,
+    ):
+        assert status_of(sqlite_config, first.run_id) == "RUNNING"
+    for run in (first, second):
+        assert tags_of(sqlite_config, run.run_id)["thawline.attempt"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("ran", "cached"),
+    [
+        (["windows", "pretrain", "finetune", "evaluate", "register"], None),
+        (["finetune", "evaluate"], "windows, pretrain"),
+        (["windows", "evaluate"], "pretrain, finetune"),
+        (["windows"], None),
+        ([], None),
+    ],
+)
+def test_what_came_from_the_cache_stands_on_the_parent(sqlite_config, monkeypatch, ran, cached):
+    monkeypatch.setenv("THAWLINE_RUN_ID", "run-1")
+    parent = pipeline.open_parent(sqlite_config, "retrain")
+    for stage in ran:
+        with runs.stage_run(sqlite_config, stage, pipeline.find_parent(sqlite_config)):
+            pass
+    assert pipeline.close_parent(sqlite_config, "SUCCEEDED") == parent
+    assert status_of(sqlite_config, parent) == "FINISHED"
+    assert tags_of(sqlite_config, parent).get("thawline.cached") == cached
+    assert len(all_runs(sqlite_config)) == 1 + len(ran)
 
 
 # Params, metrics, tags
@@ -506,6 +565,38 @@ def test_with_a_run_injected_for_each_task_stages_log_there_and_create_none(
     runs.finish_parent(sqlite_config, parent, "FAILED")
     assert {each.info.status for each in all_runs(sqlite_config)} == {"RUNNING"}
     assert len(all_runs(sqlite_config)) == 3
+
+
+def test_a_pipeline_of_injected_runs_makes_none_of_its_own_from_start_to_finish(
+    sqlite_config, tmp_path, monkeypatch
+):
+    client = connect(sqlite_config)
+    experiment = client.create_experiment("kubeflow")
+    whole = client.create_run(experiment).info.run_id
+    monkeypatch.setenv("THAWLINE_RUN_ID", "run-1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/work/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", experiment)
+    elsewhere = make_config(tmp_path / "not-here")
+
+    def inject():
+        task = client.create_run(experiment, tags={"mlflow.parentRunId": whole}).info.run_id
+        monkeypatch.setenv("MLFLOW_RUN_ID", task)
+        return task
+
+    tasks = [inject()]
+    assert pipeline.open_parent(elsewhere, "retrain") == whole
+    tasks.append(inject())
+    with (
+        pytest.raises(ValueError, match="diverged"),
+        runs.stage_run(elsewhere, "finetune", pipeline.find_parent(elsewhere)) as run,
+    ):
+        raise ValueError("diverged")
+    assert run.run_id == tasks[-1]
+    tasks.append(inject())
+    assert pipeline.close_parent(elsewhere, "FAILED") == whole
+    assert {each.info.run_id for each in all_runs(sqlite_config)} == {whole, *tasks}
+    assert {each.info.status for each in all_runs(sqlite_config)} == {"RUNNING"}
+    assert "thawline.cached" not in tags_of(sqlite_config, whole)
 
 
 def test_an_injected_run_that_the_server_does_not_know_is_named(sqlite_config, monkeypatch):

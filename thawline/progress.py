@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from thawline import logs
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -22,7 +23,7 @@ def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]
         total: How much there is to do.
     """
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or logs.as_json():
         yield _lines(description, total)
         return
     columns = (
@@ -44,6 +45,6 @@ def _lines(description: str, total: int) -> Callable[[int], None]:
         if time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
             printed = time.monotonic()
             share = f" ({done / total:.0%})" if total else ""
-            print(f"{description}: {done:,} of {total:,}{share}", file=sys.stderr, flush=True)
+            logs.say(f"{description}: {done:,} of {total:,}{share}")
 
     return show

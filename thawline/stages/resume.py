@@ -13,9 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from rich.console import Console
-
-from thawline import __version__
+from thawline import __version__, logs
 from thawline.config import Config
 from thawline.data.manifest import Dataset
 from thawline.data.sources import fingerprints
@@ -256,11 +254,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints) -> list[dict[str, Any]]:
     trainer.load_state_dict(found.state)
     if checkpoints.ranks is not None and not checkpoints.ranks.leads:
         return found.epochs
-    Console(stderr=True).print(
-        f"finetune: goes on after step {trainer.step}, from {checkpoints.name_of_last()}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    logs.say(f"finetune: goes on after step {trainer.step}, from {checkpoints.name_of_last()}")
     return found.epochs
 
 

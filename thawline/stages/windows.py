@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from thawline import logs
 from thawline.config import Config
 from thawline.data.audit import AUDIT_FILE, audited
 from thawline.data.inputs import local_inputs
@@ -95,10 +96,10 @@ def _with_registered(config: Config) -> Iterator[Config]:
 
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Shows what is being done on standard error, where that is a terminal."""
+    """Shows what is being done on standard error: where that is a terminal, or in JSON."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
+    if not console.is_terminal or logs.as_json():
+        yield lambda step: logs.note(f"windows: {step}")
         return
     with console.status("windows") as status:
         yield lambda step: status.update(f"windows: {step}")

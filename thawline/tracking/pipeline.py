@@ -12,16 +12,18 @@ import os
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from thawline.config import Config
 from thawline.errors import TrackingError
-from thawline.tracking.runs import finish_parent, start_parent
+from thawline.tracking.runs import STAGE_TAG, children, finish_parent, start_parent
 from thawline.tracking.server import connect, experiment_id, explained
 
 RUN_ID_VARIABLE = "THAWLINE_RUN_ID"
 RUN_ID_TAG = "thawline.pipeline_run_id"
-STAGE_TAG = "thawline.stage"
+CACHED_TAG = "thawline.cached"
+"""Of a parent: the stages whose outputs came from Kubeflow's cache, so that they have no run."""
+STAGES = ("windows", "pretrain", "finetune", "evaluate", "register")
+"""As each waits for the one before."""
 
 DONE = {"COMPLETE", "CACHED"}
 """Words of Kubeflow's back end for success, beside SUCCEEDED."""
@@ -85,6 +87,7 @@ def close_parent(config: Config, state: str) -> str:
     word = state.upper()
     if word == "RUNNING":
         word = "FINISHED" if _all_went_well(config, client, found) else "FAILED"
+    _note_cached(config, client, found)
     finish_parent(config, parent, "FINISHED" if word in DONE else word)
     return parent
 
@@ -113,11 +116,28 @@ def _search(config: Config, client: MlflowClient, run_id: str) -> Run | None:
 
 
 def _all_went_well(config: Config, client: MlflowClient, parent: Run) -> bool:
-    with explained(config, "reading the stages' runs"):
-        children = client.search_runs(
-            [parent.info.experiment_id],
-            f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent.info.run_id}'",
-        )
-    # The newest run of a stage counts: an earlier one may have been a retried attempt.
-    last = {child.data.tags.get(STAGE_TAG): child.info.status for child in reversed(list(children))}
+    last = _statuses(config, client, parent)
     return last.get("evaluate") == "FINISHED" and set(last.values()) == {"FINISHED"}
+
+
+def _note_cached(config: Config, client: MlflowClient, parent: Run) -> None:
+    """Tags a parent with the stages that must have ended well, as one after them ran, but ran not.
+
+    Nothing else tells: of a task whose outputs Kubeflow takes from its cache, no process starts.
+    """
+    if os.environ.get("MLFLOW_RUN_ID"):
+        # Kubeflow's back end makes the runs then, those of cached tasks too.
+        return
+    ran = _statuses(config, client, parent)
+    last = max((STAGES.index(stage) for stage in ran if stage in STAGES), default=0)
+    cached = [stage for stage in STAGES[:last] if stage not in ran]
+    if cached:
+        with explained(config, f"tagging the run {parent.info.run_id}"):
+            client.set_tag(parent.info.run_id, CACHED_TAG, ", ".join(cached))
+
+
+def _statuses(config: Config, client: MlflowClient, parent: Run) -> dict[str, str]:
+    """How the stages ended; of one that was tried again, the last attempt."""
+    with explained(config, "reading the stages' runs"):
+        found = list(children(client, parent.info.experiment_id, parent.info.run_id))
+    return {child.data.tags.get(STAGE_TAG, ""): child.info.status for child in reversed(found)}

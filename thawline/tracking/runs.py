@@ -9,7 +9,7 @@ closes it. A stage then logs into that run, and no run is created.
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import os
 import signal
 import threading
@@ -18,9 +18,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from mlflow import MlflowClient
+from mlflow.entities import Run as MlflowRun
 from mlflow.entities import RunStatus
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from thawline import logs
 from thawline.config import Config, dump_config
 from thawline.errors import TrackingError
 from thawline.tracking.origin import origin_tags
@@ -55,7 +57,11 @@ STATUSES = {
 }
 """Statuses of MLflow and Kubeflow to the terminal one of MLflow; any other is FAILED."""
 
-log = logging.getLogger(__name__)
+STAGE_TAG = "thawline.stage"
+CONFIG_TAG = "thawline.config"
+"""Hash of the config that a stage ran with: tells a retry from the same stage of another trial."""
+ATTEMPT_TAG = "thawline.attempt"
+"""Of a stage with this config in this pipeline run, from 1 on."""
 
 
 class Terminated(SystemExit):
@@ -107,6 +113,10 @@ def stage_run(
     An exception leaves it FAILED, Ctrl-C and SIGTERM (caught in the main thread only, raised as
     `Terminated`) leave it KILLED. A run that Kubeflow injected is left open for Kubeflow to close.
 
+    Each attempt at a stage has a run of its own, with its number as a tag: params never change, and
+    what a failed attempt measured stays readable. One that is still open when the next begins was
+    killed without a word, and becomes KILLED.
+
     Args:
         config: Says where.
         stage: Names the run; its tag `thawline.stage`.
@@ -117,19 +127,21 @@ def stage_run(
         TrackingError: The server cannot be used, or there is no run `parent_run_id`.
     """
     client = connect(config)
-    all_tags = {**origin_tags(), "thawline.stage": stage, **(tags or {})}
+    all_tags = {**origin_tags(), STAGE_TAG: stage, CONFIG_TAG: _hash(config), **(tags or {})}
     injected = os.environ.get("MLFLOW_RUN_ID", "")
     with _sigterm_raised():
         if injected and injected != parent_run_id:
             pipeline = _pipeline_of(config, client, injected)
             _set_tags(config, client, injected, all_tags)
-            yield Run(injected, parent_run_id or pipeline or injected, config, client)
+            with _noted(stage, injected):
+                yield Run(injected, parent_run_id or pipeline or injected, config, client)
             return
         run = _create(config, client, stage, parent_run_id, all_tags)
         try:
-            yield run
+            with _noted(stage, run.run_id):
+                yield run
         except BaseException as error:
-            _close(run, _status_after(error))
+            _close(run, status_after(error))
             raise
     with explained(config, f"closing the run {run.run_id}"):
         client.set_terminated(run.run_id, "FINISHED")
@@ -159,19 +171,9 @@ def finish_parent(config: Config, run_id: str, status: str) -> None:
         return
     with explained(config, f"closing the run {run_id}"):
         experiment = client.get_run(run_id).info.experiment_id
-        token = None
-        while True:
-            page = client.search_runs(
-                [experiment],
-                f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'",
-                page_token=token,
-            )
-            for child in page:
-                if not RunStatus.is_terminated(RunStatus.from_string(child.info.status)):
-                    client.set_terminated(child.info.run_id, left_open)
-            token = page.token
-            if not token:
-                break
+        for child in children(client, experiment, run_id):
+            if _is_open(child):
+                client.set_terminated(child.info.run_id, left_open)
         if run_id != injected:
             client.set_terminated(run_id, terminal)
 
@@ -182,13 +184,70 @@ def _create(
     if parent_run_id:
         with explained(config, f"opening the parent run {parent_run_id}"):
             experiment = client.get_run(parent_run_id).info.experiment_id
-        tags = {**tags, MLFLOW_PARENT_RUN_ID: parent_run_id}
+        tags = {
+            **tags,
+            MLFLOW_PARENT_RUN_ID: parent_run_id,
+            ATTEMPT_TAG: str(_next_attempt(config, client, experiment, parent_run_id, tags)),
+        }
     else:
         experiment = experiment_id(config, client)
     with explained(config, f"starting the run of {stage}"):
         created = client.create_run(experiment, tags=tags, run_name=stage)
     run_id = created.info.run_id
     return Run(run_id, parent_run_id or run_id, config, client)
+
+
+def _next_attempt(
+    config: Config,
+    client: MlflowClient,
+    experiment: str,
+    parent_run_id: str,
+    tags: Mapping[str, str],
+) -> int:
+    """Counts the earlier attempts at a stage and closes those whose process has vanished."""
+    same = [f"tags.`{tag}` = '{tags[tag]}'" for tag in (STAGE_TAG, CONFIG_TAG)]
+    with explained(config, f"looking for earlier attempts at {tags[STAGE_TAG]}"):
+        earlier = list(children(client, experiment, parent_run_id, *same))
+        for attempt in filter(_is_open, earlier):
+            client.set_terminated(attempt.info.run_id, "KILLED")
+    return len(earlier) + 1
+
+
+def children(
+    client: MlflowClient, experiment: str, parent: str, *filters: str
+) -> Iterator[MlflowRun]:
+    """The runs under a parent that meet MLflow's filters, the newest first."""
+    conditions = " and ".join([f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent}'", *filters])
+    token = None
+    while True:
+        page = client.search_runs([experiment], conditions, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _is_open(run: MlflowRun) -> bool:
+    return not RunStatus.is_terminated(RunStatus.from_string(run.info.status))
+
+
+def _hash(config: Config) -> str:
+    return hashlib.sha256(dump_config(config).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _noted(stage: str, run_id: str) -> Iterator[None]:
+    """Names the stage in every line of its log, and says when it begins and how it ends."""
+    with logs.stage(stage, run_id):
+        logs.note(f"{stage} begins")
+        try:
+            yield
+        except BaseException as error:
+            status = status_after(error)
+            level = "info" if status == "FINISHED" else "error"
+            logs.note(f"{stage} ends: {status}: {type(error).__name__}: {error}", level)
+            raise
+        logs.note(f"{stage} ends: FINISHED")
 
 
 def _pipeline_of(config: Config, client: MlflowClient, injected: str) -> str:
@@ -209,7 +268,8 @@ def _set_tags(config: Config, client: MlflowClient, run_id: str, tags: Mapping[s
             client.set_tag(run_id, key, value)
 
 
-def _status_after(error: BaseException) -> str:
+def status_after(error: BaseException) -> str:
+    """MLflow's word for how a stage ended that this came out of."""
     if isinstance(error, KeyboardInterrupt | Terminated):
         return "KILLED"
     if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -224,7 +284,7 @@ def _close(run: Run, status: str) -> None:
         with impatient(), explained(run.config, f"closing the run {run.run_id}"):
             run.client.set_terminated(run.run_id, status)
     except TrackingError as error:
-        log.warning("%s", error)
+        logs.say(str(error), "warning")
 
 
 @contextmanager
