@@ -11,11 +11,9 @@ from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from thawline import __version__
-from thawline.cli import compare, figures, registry, stages
-from thawline.cli.common import escape
+from thawline import __version__, logs
+from thawline.cli import compare, doctor, figures, registry, stages
 from thawline.errors import ThawlineError
 
 app = typer.Typer(
@@ -47,6 +45,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "score": registry.score,
     },
     "Config and figures": {
+        "doctor": doctor.doctor,
         "config": figures.show_config,
         "recipes": figures.recipes,
         "theory": figures.theory,
@@ -77,5 +76,5 @@ def main() -> None:
     try:
         app()
     except ThawlineError as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False)
+        logs.fail(error)
         sys.exit(2)

@@ -168,14 +168,17 @@ def explained(config: Config, doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def impatient() -> Iterator[None]:
+def impatient(seconds: int = CHECK_TIMEOUT_S) -> Iterator[None]:
     """Lets MLflow give up after seconds instead of minutes, unless the environment says how long.
 
     Changes the environment of this process while it is open: MLflow has no other switch.
+
+    Args:
+        seconds: For which an answer is waited for, twice.
     """
     settings = {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(CHECK_RETRIES),
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_TIMEOUT_S),
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds),
     }
     added = {key: value for key, value in settings.items() if key not in os.environ}
     os.environ.update(added)
