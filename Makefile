@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(FLAVOUR)
 CONFIG ?= examples/feed.yaml
 
-.PHONY: run test lint format bench install clean image image-gpu image-check lock
+.PHONY: run test lint format bench install clean image image-gpu image-mlflow image-check lock
 
 run: $(INSTALLED)  ## Simulated feed, all five stages through Kubeflow's local runner, to MLflow
 	$(BIN)/thawline run --config $(CONFIG) --runner kubeflow
@@ -54,17 +54,22 @@ image:  ## The CPU image, by docker or buildah, whichever is there
 image-gpu:  ## The GPU image, likewise
 	$(IMAGES) build gpu
 
+image-mlflow:  ## The image of the MLflow server in k8s/
+	$(IMAGES) build mlflow
+
 image-check:  ## Builds the CPU image by buildah and runs every stage in it; needs root
 	$(IMAGES) check cpu $(CPU_WHEELS)
 
 # The images' packages with their hashes. CPU builds of torch come from PyTorch's own index, which
 # uv knows, or from WHEELS. The extra `gpu` names TorchRec; exclude-cpu.txt drops FBGEMM's CUDA build.
-lock: docker/requirements-build.txt docker/requirements-cpu.txt docker/requirements-gpu.txt
+lock: $(patsubst %,docker/requirements-%.txt,build cpu gpu mlflow)
 
 LOCK = UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --generate-hashes \
 	--constraint constraints.txt --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	--no-annotate --no-emit-index-url --no-emit-find-links --output-file $@
 docker/requirements-build.txt: docker/requirements-build.in constraints.txt | $(INSTALLED)
+	$(LOCK) $<
+docker/requirements-mlflow.txt: docker/requirements-mlflow.in constraints.txt | $(INSTALLED)
 	$(LOCK) $<
 docker/requirements-cpu.txt: pyproject.toml constraints.txt docker/exclude-cpu.txt | $(INSTALLED)
 	$(LOCK) $(if $(WHEELS),--find-links $(WHEELS),--torch-backend cpu) \

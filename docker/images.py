@@ -36,7 +36,7 @@ def build_arguments(
     """Arguments of `docker build` and of `buildah build`, which agree on all of these.
 
     Args:
-        flavour: `cpu` or `gpu`.
+        flavour: `cpu`, `gpu` or `mlflow`.
         base: In the place of the pinned base image.
         wheels: A folder of wheels that come before the index's. It holds torch, so that PyTorch's
             own index is not asked.
@@ -46,7 +46,9 @@ def build_arguments(
         "--file",
         f"docker/{flavour}.Dockerfile",
         "--tag",
-        f"thawline:{version()}-{flavour}",
+        f"thawline-mlflow:{version()}"
+        if flavour == "mlflow"
+        else f"thawline:{version()}-{flavour}",
     ]
     values = {
         "VERSION": version(),
@@ -88,7 +90,7 @@ def main() -> int:
     """Reads the command line and does what it says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["build", "check"])
-    parser.add_argument("flavour", choices=["cpu", "gpu"])
+    parser.add_argument("flavour", choices=["cpu", "gpu", "mlflow"])
     parser.add_argument("--base", help="an image in the place of the pinned base")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, torch among them")
     parser.add_argument(

@@ -17,6 +17,7 @@ from thawline import __version__
 
 ROOT = Path(__file__).parents[1]
 FLAVOURS = ("cpu", "gpu")
+FILES = (*FLAVOURS, "mlflow")
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
@@ -95,7 +96,7 @@ def test_the_pins_hold_all_that_the_installed_packages_ask_for(flavour):
     assert missing == ({"fbgemm-gpu-cpu"} if flavour == "gpu" else set())
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu", "build"])
+@pytest.mark.parametrize("name", [*FILES, "build"])
 def test_every_pin_has_a_hash_and_no_file_names_an_index(name):
     text = (ROOT / f"docker/requirements-{name}.txt").read_text()
     blocks = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip())
@@ -146,7 +147,7 @@ def test_the_last_stage_runs_as_a_numbered_user_and_takes_only_the_environment(f
     assert ("ENV", "THAWLINE_GIT_COMMIT=$GIT_COMMIT") in last
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FILES)
 def test_no_build_argument_or_variable_is_a_secret_or_names_a_host(flavour):
     lines = instructions(flavour)
     assert "ADD" not in {word for word, _ in lines}
@@ -162,7 +163,7 @@ def test_every_package_is_installed_by_hash():
     assert len(installs) == 4
     for line in installs:
         assert "--require-hashes" in line or "--no-index /wheel/*.whl" in line
-    for flavour in FLAVOURS:
+    for flavour in FILES:
         runs = [rest for word, rest in instructions(flavour) if word == "RUN"]
         assert not [run for run in runs if re.search(r"\b(pip|uv)\b", run)]
 
@@ -202,7 +203,7 @@ def lint(path):
 
 
 @pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint has no build for this machine")
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FILES)
 def test_hadolint_finds_nothing_in_the_file_and_something_once_it_is_spoilt(flavour, tmp_path):
     path = ROOT / f"docker/{flavour}.Dockerfile"
     done = lint(path)
@@ -216,6 +217,22 @@ def test_the_tag_is_the_image_that_components_ask_for():
     arguments = load("images").build_arguments("cpu", None, None, None)
     tag = arguments[arguments.index("--tag") + 1]
     assert tag == IMAGE == f"thawline:{__version__}-cpu"
+
+
+def test_the_mlflow_image_is_what_the_manifests_run_and_the_mlflow_that_the_stages_know():
+    arguments = load("images").build_arguments("mlflow", None, None, None)
+    tag = arguments[arguments.index("--tag") + 1]
+    images = set(
+        re.findall(
+            r"image: (thawline-mlflow:\S+)",
+            " ".join(path.read_text() for path in (ROOT / "k8s/mlflow").glob("*.yaml")),
+        )
+    )
+    assert images == {tag} == {f"thawline-mlflow:{__version__}"}
+    assert pins("docker/requirements-mlflow.txt")["mlflow"] == pins("constraints.txt")["mlflow"]
+    words = dict(instructions("mlflow"))
+    assert (words["USER"], words["ENTRYPOINT"]) == ("1000:0", '["mlflow"]')
+    assert ("ARG", dict(instructions("cpu")[:1])["ARG"]) == instructions("mlflow")[0]
 
 
 def test_a_folder_of_wheels_and_certificates_reach_the_build_without_a_trace_in_the_image():
