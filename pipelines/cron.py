@@ -125,7 +125,9 @@ def parse(text: str, where: str = "cron") -> Cron:
         _refuse(where, text, f"{len(parts)} fields", f"write {order}")
     values = [_values(part, each, where, text) for part, each in zip(parts, FIELDS, strict=True)]
     restricted = [not _starred(part) for part in (parts[3], parts[5])]
-    cron = Cron(" ".join(parts), *values, either_day=all(restricted))
+    seconds, minutes, hours, days, months, weekdays = values
+    both = all(restricted)
+    cron = Cron(" ".join(parts), seconds, minutes, hours, days, months, weekdays, both)
     longest = max(LONGEST[month - 1] for month in cron.months)
     if not restricted[1] and min(cron.days) > longest:
         _refuse(

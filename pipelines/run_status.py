@@ -34,6 +34,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Task:
     """A task, as Kubeflow tells of it."""
 
+    id: str
+    """Those of a loop share their name."""
     name: str
     state: str
     retries: int | None
@@ -107,8 +109,8 @@ def follow(
     while True:
         run = patiently(lambda: kfp.run(run_id), pause, sleep)
         for task in tasks(run, datetime.now(UTC)):
-            if told.get(task.name) != task.state:
-                told[task.name] = task.state
+            if told.get(task.id) != task.state:
+                told[task.id] = task.state
                 typer.echo(f"{task.name}: {task.state}{_after(task)}")
         if _state(run) in ENDED:
             typer.echo(f"run: {_state(run)}")
@@ -185,6 +187,7 @@ def _task(detail: dict[str, Any], pods: dict[str, dict[str, Any]], now: datetime
     ]
     known = [len(jobs) for jobs in failed if jobs is not None]
     return Task(
+        id=detail.get("task_id") or detail.get("display_name", ""),
         name=detail.get("display_name") or detail.get("task_id", ""),
         state=_state(detail),
         retries=max(known) if known else None,

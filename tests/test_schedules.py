@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fake_kfp import FakeKfp, serving
 
 from pipelines import schedules
 from pipelines.cron import parse
 from pipelines.schedule_spec import read_schedules
-from thawline import cli
 from thawline.errors import ConfigError
+
+pytest_plugins = ["kfp_fixtures"]
 
 EXAMPLE = Path(__file__).parent.parent / "k8s" / "schedule.yaml"
 NOW = datetime(2026, 11, 30, 14, 0, tzinfo=UTC)
@@ -91,31 +91,14 @@ def test_a_malformed_expression_is_refused_with_the_field(text, field):
     assert str(caught.value).startswith(f"weekly.cron: {text!r}")
 
 
-@pytest.fixture
-def kfp():
-    fake = FakeKfp()
-    fake.recurring["by-hand"] = dict(BY_HAND)
-    return fake
+@pytest.fixture(autouse=True)
+def by_hand(kfp):
+    kfp.recurring["by-hand"] = dict(BY_HAND)
 
 
 @pytest.fixture
-def invoke(kfp, monkeypatch, capsys):
-    """Runs the command as a shell would: exit code, standard output, standard error."""
-    monkeypatch.delenv("KFP_NAMESPACE", raising=False)
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["thawline", "schedule", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    with serving(kfp) as address:
-        monkeypatch.setenv("KFP_ENDPOINT", address)
-        yield run
+def schedule(endpoint, invoke):
+    return lambda *arguments: invoke("schedule", *arguments)
 
 
 @pytest.fixture
@@ -153,7 +136,7 @@ def told(out):
 
 
 def test_a_new_schedule_becomes_a_recurring_run_without_overlap_or_catchup(
-    kfp, invoke, write, tmp_path
+    kfp, schedule, write, tmp_path
 ):
     (tmp_path / "my.yaml").write_text("simulate: {}\n")
     entry = {
@@ -163,7 +146,7 @@ def test_a_new_schedule_becomes_a_recurring_run_without_overlap_or_catchup(
         "start": "2096-12-01",
         "end": "2097-06-01T00:00:00+02:00",
     }
-    code, out, _ = invoke(write(weekly=entry))
+    code, out, _ = schedule(write(weekly=entry))
     assert code == 0
     (body,) = kfp.bodies("/recurringruns")
     description = body.pop("description")
@@ -197,11 +180,11 @@ def test_a_new_schedule_becomes_a_recurring_run_without_overlap_or_catchup(
     )
 
 
-def test_an_unchanged_schedule_makes_no_writing_call(kfp, invoke, write):
+def test_an_unchanged_schedule_makes_no_writing_call(kfp, schedule, write):
     file = write(weekly={}, daily={"cron": "0 4 * * *"})
-    assert invoke(file)[0] == 0
+    assert schedule(file)[0] == 0
     done = len(kfp.writes())
-    code, out, _ = invoke(file)
+    code, out, _ = schedule(file)
     assert (code, told(out)) == (0, ["weekly: unchanged", "daily: unchanged"])
     assert len(kfp.writes()) == done
 
@@ -217,11 +200,11 @@ def test_an_unchanged_schedule_makes_no_writing_call(kfp, invoke, write):
         {"about": "Other words."},
     ],
 )
-def test_a_changed_schedule_is_created_anew_before_the_old_one_goes(change, kfp, invoke, write):
-    invoke(write(weekly={}))
+def test_a_changed_schedule_is_created_anew_before_the_old_one_goes(change, kfp, schedule, write):
+    schedule(write(weekly={}))
     (old,) = made(kfp)
     done = len(kfp.writes())
-    code, out, _ = invoke(write(weekly=change))
+    code, out, _ = schedule(write(weekly=change))
     assert (code, told(out)) == (0, ["weekly: replaced"])
     old_path = f"/recurringruns/{old['recurring_run_id']}"
     assert [call[:2] for call in kfp.writes()[done:]] == [
@@ -230,51 +213,51 @@ def test_a_changed_schedule_is_created_anew_before_the_old_one_goes(change, kfp,
     ]
     # What is under way goes on.
     assert kfp.queries[-1]["propagation_policy"] == ["ORPHAN"]
-    assert invoke(write(weekly=change))[1].startswith("weekly: unchanged")
+    assert schedule(write(weekly=change))[1].startswith("weekly: unchanged")
 
 
-def test_a_changed_pipeline_or_config_replaces_the_schedule(kfp, invoke, write, tmp_path):
+def test_a_changed_pipeline_or_config_replaces_the_schedule(kfp, schedule, write, tmp_path):
     config = tmp_path / "my.yaml"
     config.write_text("simulate: {}\n")
     file = write(weekly={"config": "my.yaml"})
-    invoke(file)
+    schedule(file)
     config.write_text("simulate: {}\nseed: 3\n")
-    assert told(invoke(file)[1]) == ["weekly: replaced"]
+    assert told(schedule(file)[1]) == ["weekly: replaced"]
     pipeline = tmp_path / "small.yaml"
     pipeline.write_text(pipeline.read_text() + "# another\n")
-    assert told(invoke(file)[1]) == ["weekly: replaced"]
+    assert told(schedule(file)[1]) == ["weekly: replaced"]
     assert len(kfp.bodies("/pipelines/upload_version")) == 2
     assert [each["status"] for each in made(kfp)] == ["ENABLED"]
 
 
-def test_one_that_was_taken_out_is_disabled_once(kfp, invoke, write):
-    invoke(write(weekly={}, daily={}))
+def test_one_that_was_taken_out_is_disabled_once(kfp, schedule, write):
+    schedule(write(weekly={}, daily={}))
     done = len(kfp.writes())
-    _, out, _ = invoke(write(weekly={}))
+    _, out, _ = schedule(write(weekly={}))
     assert told(out) == ["weekly: unchanged", "daily: disabled (no longer in the file)"]
     (daily,) = [each for each in made(kfp) if each["display_name"] == "daily"]
     path = f"/recurringruns/{daily['recurring_run_id']}:disable"
     assert [call[:2] for call in kfp.writes()[done:]] == [("POST", path)]
-    assert told(invoke(write(weekly={}))[1]) == ["weekly: unchanged"]
-    assert told(invoke(write(weekly={}, daily={}))[1])[1] == "daily: enabled"
+    assert told(schedule(write(weekly={}))[1]) == ["weekly: unchanged"]
+    assert told(schedule(write(weekly={}, daily={}))[1])[1] == "daily: enabled"
     assert len(kfp.writes()) == done + 2
 
 
-def test_one_that_is_paused_in_the_file_is_disabled_and_goes_on_later(kfp, invoke, write):
-    invoke(write(weekly={}))
-    assert told(invoke(write(weekly={"enabled": False}))[1]) == ["weekly: disabled"]
-    assert told(invoke(write(weekly={"enabled": False}))[1]) == ["weekly: unchanged"]
-    assert told(invoke(write(weekly={}))[1]) == ["weekly: enabled"]
+def test_one_that_is_paused_in_the_file_is_disabled_and_goes_on_later(kfp, schedule, write):
+    schedule(write(weekly={}))
+    assert told(schedule(write(weekly={"enabled": False}))[1]) == ["weekly: disabled"]
+    assert told(schedule(write(weekly={"enabled": False}))[1]) == ["weekly: unchanged"]
+    assert told(schedule(write(weekly={}))[1]) == ["weekly: enabled"]
     assert len(kfp.bodies("/recurringruns")) == 1
-    invoke(write(other={"enabled": False}))
+    schedule(write(other={"enabled": False}))
     assert kfp.bodies("/recurringruns")[-1]["mode"] == "DISABLE"
 
 
-def test_others_schedules_are_left_alone(kfp, invoke, write):
-    invoke(write(owner={"set": "theirs"}, weekly={}))
+def test_others_schedules_are_left_alone(kfp, schedule, write):
+    schedule(write(owner={"set": "theirs"}, weekly={}))
     done = len(kfp.writes())
-    assert told(invoke(write(weekly={}))[1]) == ["weekly: created"]
-    assert told(invoke(write(daily={}))[1])[1] == "weekly: disabled (no longer in the file)"
+    assert told(schedule(write(weekly={}))[1]) == ["weekly: created"]
+    assert told(schedule(write(daily={}))[1])[1] == "weekly: disabled (no longer in the file)"
     theirs = next(each for each in made(kfp) if "set=theirs" in each["description"])
     assert theirs["status"] == "ENABLED"
     assert kfp.recurring["by-hand"] == BY_HAND
@@ -282,23 +265,23 @@ def test_others_schedules_are_left_alone(kfp, invoke, write):
     assert not [path for path in touched if theirs["recurring_run_id"] in path or "by-hand" in path]
 
 
-def test_what_an_interrupted_replacement_left_is_cleared(kfp, invoke, write):
-    invoke(write(weekly={"cron": "0 1 * * *"}))
+def test_what_an_interrupted_replacement_left_is_cleared(kfp, schedule, write):
+    schedule(write(weekly={"cron": "0 1 * * *"}))
     (old,) = made(kfp)
     kept = dict(old)
     file = write(weekly={})
-    invoke(file)
+    schedule(file)
     kfp.recurring[kept["recurring_run_id"]] = kept
-    assert told(invoke(file)[1]) == ["weekly: cleared of doubles"]
+    assert told(schedule(file)[1]) == ["weekly: cleared of doubles"]
     assert len(made(kfp)) == 1
-    assert told(invoke(file)[1]) == ["weekly: unchanged"]
+    assert told(schedule(file)[1]) == ["weekly: unchanged"]
 
 
-def test_a_dry_run_says_what_would_change_and_writes_nothing(kfp, invoke, write):
-    invoke(write(weekly={}, daily={}, gone={}))
+def test_a_dry_run_says_what_would_change_and_writes_nothing(kfp, schedule, write):
+    schedule(write(weekly={}, daily={}, gone={}))
     done, before = len(kfp.writes()), [dict(each) for each in kfp.recurring.values()]
     file = write(weekly={"cron": "0 5 * * MON"}, daily={"enabled": False}, fresh={})
-    code, out, _ = invoke(file, "--dry-run")
+    code, out, _ = schedule(file, "--dry-run")
     assert (code, told(out)) == (
         0,
         [
@@ -329,26 +312,28 @@ def test_a_dry_run_says_what_would_change_and_writes_nothing(kfp, invoke, write)
         ({"pipeline": "absent.yaml"}, "absent.yaml"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_before_any_call(entry, message, kfp, invoke, write):
-    code, _, error = invoke(write(weekly=entry, daily={}))
+def test_a_file_that_cannot_be_used_is_refused_before_any_call(
+    entry, message, kfp, schedule, write
+):
+    code, _, error = schedule(write(weekly=entry, daily={}))
     assert code == 2
     assert message in " ".join(error.split())
     assert kfp.calls == []
 
 
 @pytest.mark.parametrize("text", ["schedules: [", "[]", "schedules: {Bad_Name: {cron: '@daily'}}"])
-def test_a_malformed_file_is_refused(text, invoke, tmp_path, kfp):
+def test_a_malformed_file_is_refused(text, schedule, tmp_path, kfp):
     path = tmp_path / "schedule.yaml"
     path.write_text(text)
-    assert invoke(path)[0] == 2
-    assert invoke(tmp_path / "absent.yaml")[0] == 2
+    assert schedule(path)[0] == 2
+    assert schedule(tmp_path / "absent.yaml")[0] == 2
     assert kfp.calls == []
 
 
-def test_an_ended_schedule_says_that_it_never_runs_again(invoke, write):
-    _, out, _ = invoke(write(weekly={"end": "2020-01-01"}))
+def test_an_ended_schedule_says_that_it_never_runs_again(schedule, write):
+    _, out, _ = schedule(write(weekly={"end": "2020-01-01"}))
     assert out == "weekly: created; next (UTC): never again\n"
-    _, out, _ = invoke(write(owner={"set": "none"}))
+    _, out, _ = schedule(write(owner={"set": "none"}))
     assert out == "no schedule\n"
 
 
