@@ -132,6 +132,8 @@ class Caller:
             )
         if status == 404:
             return "check the id, --namespace and the endpoint"
+        if status == 409:
+            return "another process has made it meanwhile: do it again"
         if status == 413 or "too large" in reason.lower() or "exceeds" in reason.lower():
             return "make the config smaller: lists belong into files that it names"
         if status == 429 or status >= 500:

@@ -273,6 +273,7 @@ def test_a_token_file_without_a_token_is_named_before_any_call(content, tmp_path
         ((302, ""), "answers 302", "KFP_COOKIES"),
         ((403, {"error": "team is not yours"}), "403: team is not yours", "--namespace"),
         ((404, "<html>"), "answers 404: Not Found", "endpoint"),
+        ((409, {"error_message": "Already exists"}), "409: Already exists", "do it again"),
         ((413, "too much"), "answers 413", "make the config smaller"),
         ((400, {"message": "File size exceeds 32 MB"}), "File size", "make the config smaller"),
         ((400, {"message": "bad name"}), "400: bad name", "correct what the server names"),
