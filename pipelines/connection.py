@@ -131,10 +131,15 @@ def connect(endpoint: str | None, namespace: str | None, token_file: Path | None
     try:
         from pipelines.kfp_client import Kfp
     except ModuleNotFoundError as error:
-        raise ThawlineError(
-            f"Kubeflow's SDK is not installed: {error}", "pip install 'thawline[kubeflow]'"
-        ) from error
+        raise not_installed(error) from error
     return Kfp(connection(endpoint, namespace, token_file))
+
+
+def not_installed(error: ModuleNotFoundError) -> ThawlineError:
+    """What is said where the packages of the `kubeflow` extra are not there."""
+    return ThawlineError(
+        f"Kubeflow's SDK is not installed: {error}", "pip install 'thawline[kubeflow]'"
+    )
 
 
 def _first(variables: Mapping[str, str], *names: str) -> str:

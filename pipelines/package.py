@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pipelines.connection import not_installed
 from thawline.config import parse_config
 from thawline.errors import ConfigError, ThawlineError
 
@@ -95,10 +96,16 @@ def compiled(profile: str, image: str | None = None, *, cache: bool = True) -> P
         profile: One of Thawline's, or the path of a YAML file.
         image: Of every stage. None: the profile's.
         cache: False: no task takes anything from the cache.
-    """
-    from pipelines.compile import compile_text
-    from pipelines.profiles import load_profile
 
+    Raises:
+        ThawlineError: Kubeflow's packages are not installed.
+        ConfigError: The profile or the image cannot be used.
+    """
+    try:
+        from pipelines.compile import compile_text
+        from pipelines.profiles import load_profile
+    except ModuleNotFoundError as error:
+        raise not_installed(error) from error
     chosen = load_profile(profile)
     if image:
         chosen = chosen.with_image(image)

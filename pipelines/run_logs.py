@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.connection import EndpointOption, NamespaceOption, TokenFileOption, connect
+from pipelines.connection import (
+    EndpointOption,
+    NamespaceOption,
+    TokenFileOption,
+    connect,
+    not_installed,
+)
 from thawline.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -99,8 +105,10 @@ def log_lines(
 
 
 def _core(run_id: str, place: str) -> CoreV1Api:
-    from kubernetes import client, config
-
+    try:
+        from kubernetes import client, config
+    except ModuleNotFoundError as error:
+        raise not_installed(error) from error
     try:
         try:
             config.load_incluster_config()

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import kfp_server_api as api
+
 API = "/apis/v2beta1"
+MODELS = {
+    "pipelines": api.V2beta1Pipeline,
+    "experiments": api.V2beta1Experiment,
+    "runs": api.V2beta1Run,
+    "recurringruns": api.V2beta1RecurringRun,
+}
 NODE = "workflows.argoproj.io/node-name"
 
 
@@ -47,6 +55,8 @@ class FakeKfp:
         if self.multi_user and not inside and "namespace" not in one:
             return 400, {"message": "namespace is empty in multi-user mode"}
         collection, _, rest = path.strip("/").partition("/")
+        if body is not None and (lost := unknown(body, MODELS[collection])):
+            return 400, {"message": f"unknown fields {lost}"}
         return getattr(self, f"_{collection}")(method, unquote(rest), one, body)
 
     def _pipelines(self, method, rest, query, body):
@@ -130,6 +140,17 @@ class FakeKfp:
                     if (pod["metadata"][key].get(name) if key else pod["metadata"]["name"]) == value
                 ]
         return 200, {"kind": "PodList", "items": found}
+
+
+def unknown(body, model):
+    """The keys of a body that Kubeflow's own model does not know, at any depth."""
+    known = {key: model.openapi_types[name] for name, key in model.attribute_map.items()}
+    found = sorted(body.keys() - known)
+    for key in body.keys() & known:
+        inner = getattr(api, known[key], None)
+        if inner is not None and isinstance(body[key], dict):
+            found += [f"{key}.{each}" for each in unknown(body[key], inner)]
+    return found
 
 
 @contextmanager

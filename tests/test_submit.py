@@ -1,11 +1,12 @@
 """Runs on Kubeflow from the command, against its API on loopback."""
 
 import socket
+import sys
 from datetime import UTC, datetime
 
 import pytest
 import yaml
-from fake_kfp import serving
+from fake_kfp import MODELS, serving, unknown
 
 from pipelines import compile
 from pipelines.connection import Connection, connection
@@ -178,6 +179,32 @@ def test_a_compiled_file_of_ones_own_is_submitted_with_its_required_inputs(
     }
     (version,) = kfp.versions[next(iter(kfp.pipelines))]
     assert version["display_name"].startswith("my-study-")
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [
+        ("pipelines.compile", ["submit"]),
+        ("pipelines.kfp_client", ["status"]),
+        ("kubernetes", ["logs", "r1"]),
+    ],
+)
+def test_without_kubeflows_packages_the_extra_is_named(
+    missing, arguments, endpoint, invoke, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, missing, None)
+    code, _, error = invoke(*arguments)
+    assert code == 2
+    assert "pip install 'thawline[kubeflow]'" in error
+
+
+def test_the_fake_refuses_what_kubeflows_models_do_not_know():
+    body = {"display_name": "a", "mod": 1, "trigger": {"cron_schedule": {"crom": ""}, "cron": ""}}
+    assert unknown(body, MODELS["recurringruns"]) == [
+        "mod",
+        "trigger.cron",
+        "trigger.cron_schedule.crom",
+    ]
 
 
 def test_with_users_everything_is_in_the_namespace_that_was_given(endpoint, invoke, kfp):
