@@ -15,6 +15,7 @@ from thawline.config.running import (
     Runtime,
     Tracking,
 )
+from thawline.config.study import Halving, Study
 from thawline.config.text import dump_config, load_config, parse_config
 from thawline.config.training import (
     GRADIENT_PATHS,
@@ -51,6 +52,7 @@ __all__ = [
     "Gate",
     "GateRule",
     "GradientPath",
+    "Halving",
     "IdTableSettings",
     "ItemTable",
     "Items",
@@ -59,6 +61,7 @@ __all__ = [
     "Pretrain",
     "Runtime",
     "Simulate",
+    "Study",
     "TableRows",
     "Tables",
     "Tiers",

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from thawline.config.base import Section
 from thawline.config.events import Events, Items, Simulate
 from thawline.config.running import Audit, Evaluation, Gate, Runtime, Tracking
+from thawline.config.study import Study
 from thawline.config.training import Finetune, Model, Pretrain, Tables
 from thawline.config.windows import Negatives, Windows
 
@@ -30,6 +31,7 @@ class Config(Section):
     gate: Gate = Gate()
     tracking: Tracking = Tracking()
     runtime: Runtime = Runtime()
+    study: Study = Study()
 
     @model_validator(mode="after")
     def _one_source(self) -> Config:

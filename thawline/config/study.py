@@ -1,0 +1,64 @@
+"""The section on studies: which configs are set against each other, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from thawline.config.base import Count, Section
+
+StudyFigure = Literal["auc", "user_auc", "request_auc", "log_loss", "normalized_entropy", "mrr"]
+
+
+class Halving(Section):
+    """Runs of fewer epochs first, of which the best arms go on."""
+
+    epochs: tuple[Count, ...] = Field(
+        description="`finetune.epochs` of each round before the last, which is the config's own.",
+    )
+    eta: Annotated[int, Field(ge=2)] = Field(
+        3, description="One arm in so many goes on to the next round, rounded up."
+    )
+
+    @model_validator(mode="after")
+    def _rising(self) -> Halving:
+        if not self.epochs or list(self.epochs) != sorted(set(self.epochs)):
+            raise ValueError(f"epochs {list(self.epochs)} must grow from round to round")
+        return self
+
+
+class Study(Section):
+    """A grid of configs over one dataset, each with several seeds."""
+
+    grid: dict[str, list[Any]] = Field(
+        {}, description="Values of config keys, e.g. `finetune.recipe: [co-train, frozen]`."
+    )
+    seeds: list[int] = Field([0, 1, 2], description="Every arm runs with each; pairs share one.")
+    baseline: str | None = Field(
+        None,
+        description="What arms are compared with: a value of the grid, or `key=value`s with commas "
+        "between them; keys that it leaves out are as in the arm. Unset: the first arm.",
+    )
+    jobs: Count = Field(1, description="Trials at a time; they divide the cores between them.")
+    pretrain: Literal["once", "each-seed"] = Field(
+        "once", description="Whether seeds share the pretrained rows."
+    )
+    metric: StudyFigure = Field("auc", description="Shown first, and what halving judges by.")
+    action: str | None = Field(None, description="Of the metric. Unset: the primary one.")
+    holdout: Literal["next", "in_window"] = Field("next", description="Of the metric.")
+    halving: Halving | None = None
+    keep_models: bool = Field(
+        False, description="Keep each trial's model and scores, not only its figures and report."
+    )
+
+    @model_validator(mode="after")
+    def _values_and_seeds(self) -> Study:
+        for key, values in self.grid.items():
+            if not values:
+                raise ValueError(f"grid.{key} has no value")
+            if any(values.count(value) > 1 for value in values):
+                raise ValueError(f"grid.{key} names a value twice")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds} must name at least one, and none twice")
+        return self

@@ -1,0 +1,230 @@
+"""The study's page: arms beside their baselines by hold-out and tier, and when each one trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from thawline.evaluation import formatting, schedule
+from thawline.evaluation.dots import Dot, Scale, dot_plot
+from thawline.study.comparison import LEVEL, decided
+
+REPORT = "study.html"
+FOLDED = ("auc", "user_auc", "log_loss", "normalized_entropy", "calibration")
+"""Figures of all actions and slices that the page holds folded away; the Parquet file has all."""
+LEAST_PAIRS = 3
+"""Fewer make an interval that says nothing and hides the rest of the plot."""
+DECIDING = 6
+"""The least pairs with which the sign-flip test can come under 0.05."""
+
+Tree = Mapping[str, Any]
+
+
+def write_report(path: Path, facts: Tree, rows: Sequence[Tree]) -> None:
+    """Writes the page to `path`; see `render`."""
+    path.write_text(render(facts, rows), encoding="utf-8")
+
+
+def render(facts: Tree, rows: Sequence[Tree]) -> str:
+    """The page as text, self-contained.
+
+    Args:
+        facts: `study.json`.
+        rows: Of `comparison.compare_arms`.
+    """
+    metric, action = facts["metric"], facts["action"]
+    shown = [row for row in rows if (row["figure"], row["action"]) == (metric, action)]
+    failed = [trial for trial in facts["trials"] if trial["status"] == "failed"]
+    return _template().render(
+        title=f"{len(facts['arms'])} arms, {_seeds(facts)}",
+        happened=_happened(facts),
+        found=summary(facts, rows),
+        worries=_worries(facts, failed),
+        metric=formatting.label(metric),
+        action=action,
+        holdouts=[
+            {"name": name, "parts": _parts([row for row in shown if row["holdout"] == name])}
+            for name in dict.fromkeys(row["holdout"] for row in shown)
+        ],
+        others=_others(rows),
+        timelines=_timelines(facts["arms"]),
+        failed=failed,
+        trials=[
+            {**trial, "time": formatting.duration(trial["seconds"])} for trial in facts["trials"]
+        ],
+        facts={
+            "data version": facts["data_version"] or formatting.DASH,
+            "pretrained rows": "shared by the seeds" if facts["pretrain"] == "once" else "by seed",
+            **{
+                f"grid: {key}": ", ".join(map(_text, values))
+                for key, values in facts["grid"].items()
+            },
+            "seeds": ", ".join(map(str, facts["seeds"])),
+        },
+    )
+
+
+def main_rows(facts: Tree, rows: Sequence[Tree]) -> list[Tree]:
+    """The rows of the study's own metric, of all candidates of its hold-out: one an arm."""
+    key = (facts["holdout"], facts["action"], "pooled", facts["metric"])
+    return [row for row in rows if _key(row) == key]
+
+
+def summary(facts: Tree, rows: Sequence[Tree]) -> list[str]:
+    """What the study's own metric says, an arm a sentence."""
+    figure = f"{facts['action']} {formatting.label(facts['metric'])} on {facts['holdout']}"
+    sentences = []
+    for row in main_rows(facts, rows):
+        text = f"{row['arm']}: {figure} {formatting.figure(row['mean'])}"
+        if row["sd"] is not None:
+            text += f" (sd {formatting.figure(row['sd'])} over {row['seeds']} seeds)"
+        if row["baseline"] is None:
+            sentences.append(f"{text}, the baseline.")
+        elif row["difference"] is None:
+            sentences.append(f"{text}; no pair of seeds with {row['baseline']}.")
+        else:
+            sentences.append(
+                f"{text}, {formatting.signed(row['difference'])} against {row['baseline']}: "
+                f"{row['words']}."
+            )
+    return sentences
+
+
+def _happened(facts: Tree) -> list[str]:
+    states = [trial["status"] for trial in facts["trials"]]
+    sentences = [
+        f"{states.count('finished')} trials finished"
+        + (f", {states.count('failed')} failed" if "failed" in states else "")
+        + f": {len(facts['arms'])} arms, {_seeds(facts)}."
+    ]
+    dropped = [arm for arm in facts["arms"] if arm["dropped_after"]]
+    if dropped:
+        rounds = ", ".join(map(str, facts["rounds"]))
+        names = "; ".join(f"{arm['name']} after {arm['dropped_after']}" for arm in dropped)
+        sentences.append(f"Rounds of {rounds} epochs; dropped: {names}.")
+    return sentences
+
+
+def _worries(facts: Tree, failed: Sequence[Tree]) -> list[str]:
+    worries = [f"{trial['arm']}, seed {trial['seed']} failed: {trial['error']}" for trial in failed]
+    pairs = len(facts["seeds"])
+    if pairs < DECIDING:
+        least = min(1.0, 2 / 2**pairs)
+        worries.append(
+            f"With {_seeds(facts)} the sign-flip test cannot come under p = {least:.3g}, however "
+            f"far arms are apart; with {DECIDING} it can come under {LEVEL}."
+        )
+    return worries
+
+
+def _parts(rows: Sequence[Tree]) -> list[dict[str, Any]]:
+    """A table and a dot plot of differences for each slice, all on one scale."""
+    dots = {
+        piece: [_dot(row) for row in rows if row["slice"] == piece and row["baseline"]]
+        for piece in dict.fromkeys(row["slice"] for row in rows)
+    }
+    scale = Scale.over([dot for own in dots.values() for dot in own], 0.0)
+    return [
+        {
+            "slice": piece,
+            "rows": [_cells(row) for row in rows if row["slice"] == piece],
+            "plot": dot_plot(own, 0.0, scale, signed=True) if own else None,
+        }
+        for piece, own in dots.items()
+    ]
+
+
+def _dot(row: Tree) -> Dot:
+    enough = row["n"] >= LEAST_PAIRS
+    return Dot(
+        row["arm"],
+        row["difference"],
+        row["low"] if enough else None,
+        row["high"] if enough else None,
+        kind={"better": "good", "worse": "bad"}.get(decided(row), ""),
+        hint=f"against {row['baseline']}",
+    )
+
+
+def _cells(row: Tree) -> dict[str, Any]:
+    compared = row["baseline"] is not None
+    p_value, needed = row.get("p_value"), row.get("pairs_needed")
+    agreement = row.get("agreement")
+    return {
+        **row,
+        "mean": formatting.figure(row["mean"]),
+        "sd": formatting.figure(row["sd"]),
+        "difference": formatting.signed(row["difference"]) if compared else "baseline",
+        "difference_sd": formatting.figure(row.get("difference_sd")),
+        "interval": formatting.interval((row.get("low"), row.get("high")), sign=True),
+        "agreement": formatting.DASH if agreement is None else f"{agreement:.0%}",
+        "p_value": formatting.figure(p_value, 3),
+        "needed": formatting.count(needed),
+        "words": row.get("words") or "",
+        "kind": decided(row),
+    }
+
+
+def _others(rows: Sequence[Tree]) -> list[dict[str, Any]]:
+    """Every action and slice, figure by figure."""
+    kept = [row for row in rows if row["figure"] in FOLDED]
+    return [
+        {
+            "holdout": holdout,
+            "figure": formatting.label(figure),
+            "rows": [
+                _cells(row) for row in kept if (row["holdout"], row["figure"]) == (holdout, figure)
+            ],
+        }
+        for holdout, figure in dict.fromkeys((row["holdout"], row["figure"]) for row in kept)
+    ]
+
+
+def _timelines(arms: Sequence[Tree]) -> list[dict[str, Any]]:
+    """A drawing for each distinct schedule, with the arms that follow it."""
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        if arm["schedule"]:
+            found.setdefault(json.dumps(arm["schedule"], sort_keys=True), []).append(arm["name"])
+    return [
+        {
+            "arms": names,
+            "svg": schedule.timeline(json.loads(text)),
+            "words": schedule.words(json.loads(text)),
+        }
+        for text, names in found.items()
+    ]
+
+
+def _key(row: Tree) -> tuple[Any, ...]:
+    return (row["holdout"], row["action"], row["slice"], row["figure"])
+
+
+def _seeds(facts: Tree) -> str:
+    count = len(facts["seeds"])
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.ChoiceLoader(
+            [
+                jinja2.PackageLoader("thawline", "study"),
+                jinja2.PackageLoader("thawline", "evaluation"),
+            ]
+        ),
+    )
+    environment.filters["figure"] = formatting.figure
+    return environment.get_template("study.html.j2")
