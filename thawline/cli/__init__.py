@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from thawline import __version__, logs
-from thawline.cli import compare, doctor, figures, registry, stages
+from thawline.cli import compare, doctor, figures, registry, stages, study
 from thawline.errors import ThawlineError
 
 app = typer.Typer(
@@ -34,6 +34,9 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "finetune": stages.finetune,
         "evaluate": stages.evaluate,
         "register": stages.register,
+    },
+    "Study": {
+        "study": study.study,
     },
     "Models": {
         "compare": compare.compare,

@@ -29,9 +29,10 @@ READ_BY: dict[CachedStage, dict[str, tuple[str, ...]]] = {
         "evaluation": (),
         "gate": (),
         "tracking": SERVER,
+        "study": (),
     },
-    "pretrain": {"finetune": (), "evaluation": (), "gate": (), "tracking": SERVER},
-    "finetune": {"pretrain": (), "gate": ("holdout",), "tracking": SERVER},
+    "pretrain": {"finetune": (), "evaluation": (), "gate": (), "tracking": SERVER, "study": ()},
+    "finetune": {"pretrain": (), "gate": ("holdout",), "tracking": SERVER, "study": ()},
 }
 """Keys that a stage reads of each section of which it does not read all."""
 UNCHANGED = ("", -1)
@@ -75,10 +76,7 @@ def run(
         ThawlineError: The config, the recipe or the tracking server cannot be used, or there is
             no log.
     """
-    overrides = [
-        f"{key}={json.dumps(value)}" for key, value in changes.items() if value not in UNCHANGED
-    ]
-    config = parse_config(text, overrides)
+    config = parse_config(text, overrides(changes))
     if start_from_champion:
         config = from_champion(config)
     source = source_version(config)
@@ -93,6 +91,11 @@ def run(
         source_version=source,
         code_version=code_version(),
     )
+
+
+def overrides(changes: Mapping[str, str | int | float]) -> list[str]:
+    """The changes of inputs as overrides of the config's text; see `run`."""
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items() if value not in UNCHANGED]
 
 
 def from_champion(config: Config) -> Config:

@@ -1,0 +1,134 @@
+"""Trials in processes of their own, a few at a time, none of which can harm another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thawline.config import Config
+from thawline.stages.study_trial import LOG, Task, read_result, write_task
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 60.0
+"""For which a trial that is stopped may write its checkpoint."""
+TAIL = 12
+"""Lines of a log that tell why a process died."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial that is to run."""
+
+    task: Task
+    config: Config
+    folder: Path
+
+
+Result = dict[str, Any]
+Runner = Callable[[Job, threading.Event], Result | None]
+"""Runs a job to its end and gives its result; None where the event stopped it."""
+
+
+def run_jobs(
+    jobs: Sequence[Job], runner: Runner, at_once: int, on_start: Callable[[Job], None]
+) -> Iterator[tuple[Job, Result]]:
+    """Runs jobs and gives each with its result as soon as it is there.
+
+    A runner's error becomes the result of its job alone. Where the caller is stopped (Ctrl-C), the
+    running ones are stopped and the others never start.
+
+    Args:
+        jobs: In the order in which they start.
+        runner: What runs one.
+        at_once: How many run at a time.
+        on_start: Called when one starts, in another thread.
+    """
+    stop = threading.Event()
+
+    def one(job: Job) -> Result | None:
+        if stop.is_set():
+            return None
+        on_start(job)
+        try:
+            return runner(job, stop)
+        except Exception as error:
+            return job.task.result("failed", error=f"{type(error).__name__}: {error}", remedy="")
+
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = {pool.submit(one, job): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                result = future.result()
+                if result is not None:
+                    yield futures[future], result
+        except CancelledError:
+            return
+        finally:
+            stop.set()
+            for future in futures:
+                future.cancel()
+
+
+def run_process(job: Job, stop: threading.Event, threads: int) -> Result | None:
+    """Runs a job by our own Python, with its output in `log.txt`.
+
+    Args:
+        job: Its folder is made.
+        stop: Ends the process; it saves a checkpoint first.
+        threads: That it may use, unless its config says how many.
+    """
+    runtime = job.config.runtime
+    if not runtime.threads:
+        runtime = runtime.model_copy(update={"threads": threads})
+    write_task(job.folder, job.task, job.config.model_copy(update={"runtime": runtime}))
+    # OpenMP would start as many threads as there are cores before the config is read.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "thawline.stages.study_trial", str(job.folder)]
+    with (job.folder / LOG).open("ab") as log:
+        # In a session of its own, so that Ctrl-C comes to it through us alone.
+        process = subprocess.Popen(  # noqa: S603
+            command, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                if stop.wait(POLL_SECONDS):
+                    _end(process)
+                    return None
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return read_result(job.folder) or job.task.result(
+        "failed",
+        error=f"its process ended with {_ending(process.returncode)}:\n{_tail(job.folder / LOG)}",
+        remedy="run the study again: the trial goes on from its last checkpoint",
+    )
+
+
+def threads_of(at_once: int) -> int:
+    """Cores of this machine for each of so many processes."""
+    return max(1, len(os.sched_getaffinity(0)) // at_once)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"code {code}"
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-TAIL:])
