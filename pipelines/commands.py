@@ -73,7 +73,7 @@ def generated_files(
     try:
         from components import COMPONENTS
         from components.readme import readme, readme_path
-        from pipelines.compile import compile_text
+        from pipelines.compile import PIPELINES, compile_text
         from pipelines.profiles import BUILT_IN, load_profile
     except ModuleNotFoundError as error:
         raise ThawlineError(
@@ -85,15 +85,16 @@ def generated_files(
         chosen = load_profile(name)
         if image:
             chosen = chosen.with_image(image)
-        files[folder / compiled_name(chosen.name)] = compile_text(chosen)
+        for pipeline in PIPELINES:
+            files[folder / compiled_name(chosen.name, pipeline)] = compile_text(chosen, pipeline)
     if output is None and profile is None:
         files |= {readme_path(component): readme(component) for component in COMPONENTS}
     return files
 
 
-def compiled_name(profile: str) -> str:
-    """The file name of the retraining pipeline for a profile."""
-    return "retrain.yaml" if profile == "local" else f"retrain.{profile}.yaml"
+def compiled_name(profile: str, pipeline: str = "retrain") -> str:
+    """The file name of a pipeline for a profile."""
+    return f"{pipeline}.yaml" if profile == "local" else f"{pipeline}.{profile}.yaml"
 
 
 def _read(path: Path) -> str:

@@ -170,7 +170,10 @@ def _output_problem(
 
 def _unmet(task: Any, target: Any) -> Iterator[str]:
     for kind in ("parameters", "artifacts"):
-        given = getattr(task.inputs, kind)
+        given = set(getattr(task.inputs, kind))
+        if kind == "parameters" and task.parameter_iterator.item_input:
+            # What a loop is over.
+            given.add(task.parameter_iterator.item_input)
         for key, wanted in getattr(target.input_definitions, kind).items():
             has_default = kind == "parameters" and wanted.HasField("default_value")
             if key not in given and not wanted.is_optional and not has_default:

@@ -34,7 +34,7 @@ from thawline.tracking.fetch import FetchedModel
 pytest_plugins = ["mlflow_fixtures"]
 
 ROOT = Path(__file__).parent.parent
-PARAMETER_TYPES = {"String", "Integer", "Float", "Boolean", "PipelineTaskFinalStatus"}
+PARAMETER_TYPES = {"String", "Integer", "Float", "Boolean", "List", "PipelineTaskFinalStatus"}
 each_component = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: c.name)
 
 

@@ -173,6 +173,10 @@ def test_compile_writes_the_pipelines_alone_to_another_folder(tmp_path, capsys):
         "retrain.gpu-multinode.yaml",
         "retrain.gpu.yaml",
         "retrain.yaml",
+        "study.cpu.yaml",
+        "study.gpu-multinode.yaml",
+        "study.gpu.yaml",
+        "study.yaml",
     ]
     assert "image: other:1" in (tmp_path / "retrain.yaml").read_text(encoding="utf-8")
     assert str(tmp_path / "retrain.yaml") in capsys.readouterr().out

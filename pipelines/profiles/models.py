@@ -12,8 +12,18 @@ from thawline.config.base import Section
 from thawline.errors import ConfigError
 from thawline.stages.trainjob.settings import Name, Nodes, Placed, References, Seconds, Work
 
-Stage = Literal["start", "windows", "pretrain", "finetune", "evaluate", "register", "finish"]
-COMPUTING: tuple[Stage, ...] = ("pretrain", "finetune", "evaluate")
+Stage = Literal[
+    "start",
+    "windows",
+    "pretrain",
+    "finetune",
+    "evaluate",
+    "register",
+    "finish",
+    "trial",
+    "study",
+]
+COMPUTING: tuple[Stage, ...] = ("pretrain", "finetune", "evaluate", "trial")
 """The stages that compute on a GPU where they have one."""
 
 SECRET = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|ACCESS_KEY|API_KEY")

@@ -117,6 +117,9 @@ def _search(config: Config, client: MlflowClient, run_id: str) -> Run | None:
 
 def _all_went_well(config: Config, client: MlflowClient, parent: Run) -> bool:
     last = _statuses(config, client, parent)
+    if last.get("study") == "FINISHED":
+        # A trial that failed is a result of a study.
+        return set(last.values()) - {last.get("trial")} == {"FINISHED"}
     return last.get("evaluate") == "FINISHED" and set(last.values()) == {"FINISHED"}
 
 

@@ -1,0 +1,5 @@
+"""The `design` component."""
+
+from components.design.component import design
+
+__all__ = ["design"]

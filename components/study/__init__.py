@@ -1,0 +1,5 @@
+"""The `study` component."""
+
+from components.study.component import study
+
+__all__ = ["study"]

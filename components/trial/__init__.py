@@ -1,0 +1,5 @@
+"""The `trial` component."""
+
+from components.trial.component import trial
+
+__all__ = ["trial"]
