@@ -43,6 +43,8 @@ class Found:
     name: str
     spec: str
     enabled: bool
+    body: dict[str, Any]
+    """As Kubeflow tells of it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Change:
     """Ids of those to enable or to disable."""
     deleted: tuple[str, ...] = ()
     """Ids of those to delete once the new one is there."""
+    differences: tuple[str, ...] = ()
+    """Names of what is not as before, where it is replaced."""
 
 
 def schedule(
@@ -99,7 +103,8 @@ def ours(recurring_runs: Iterable[dict[str, Any]]) -> list[Found]:
         mark = MARK.search(each.get("description") or "")
         if mark:
             enabled = each.get("status", "ENABLED") == "ENABLED"
-            found.append(Found(str(each["recurring_run_id"]), mark[1], mark[2], mark[3], enabled))
+            own_id = str(each["recurring_run_id"])
+            found.append(Found(own_id, mark[1], mark[2], mark[3], enabled, each))
     return found
 
 
@@ -141,16 +146,44 @@ def _change(wanted: Wanted, there: Sequence[Found]) -> Change:
     same = [each for each in there if each.spec == wanted.spec]
     kept = same[0].id if same else None
     others = tuple(each.id for each in there if each.id != kept)
+    if not there:
+        return Change("create", wanted.name, wanted)
     if not same:
-        return Change("replace" if there else "create", wanted.name, wanted, deleted=others)
+        names = _differences(there[-1].body, wanted.body({}, ""))
+        return Change("replace", wanted.name, wanted, deleted=others, differences=names)
     if same[0].enabled != wanted.entry.enabled:
         kind: Kind = "enable" if wanted.entry.enabled else "disable"
         return Change(kind, wanted.name, wanted, switched=(same[0].id,), deleted=others)
     return Change("clean" if others else "keep", wanted.name, wanted, deleted=others)
 
 
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
+    before, after = _parts(old), _parts(new)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    # What a recurring run does not show by itself: its version's content, or its experiment.
+    return tuple(names) or ("pipeline or experiment",)
+
+
+def _parts(body: dict[str, Any]) -> dict[str, Any]:
+    from pipelines.schedule_spec import MARK
+
+    cron = (body.get("trigger") or {}).get("cron_schedule") or {}
+    return {
+        "about": MARK.sub("", body.get("description") or "").strip(),
+        "cron": cron.get("cron"),
+        "start": cron.get("start_time"),
+        "end": cron.get("end_time"),
+        "max_concurrency": str(body.get("max_concurrency")),
+        "catchup": not body.get("no_catchup"),
+        "service_account": body.get("service_account") or "",
+        **((body.get("runtime_config") or {}).get("parameters") or {}),
+    }
+
+
 def _told(change: Change, dry_run: bool, now: datetime) -> str:
     line = f"{change.name}: {WORDS[change.kind][dry_run]}"
+    if change.differences:
+        line += f" ({', '.join(change.differences)})"
     if change.wanted is None:
         return f"{line} (no longer in the file)"
     if not change.wanted.entry.enabled:

@@ -190,22 +190,23 @@ def test_an_unchanged_schedule_makes_no_writing_call(kfp, schedule, write):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "named"),
     [
-        {"cron": "0 5 * * MON"},
-        {"inputs": {"rounds": 3}},
-        {"max_concurrency": 2},
-        {"catchup": True},
-        {"end": "2097-01-01"},
-        {"about": "Other words."},
+        ({"cron": "0 5 * * MON"}, "cron"),
+        ({"inputs": {"rounds": 3}}, "rounds"),
+        ({"max_concurrency": 2, "catchup": True}, "max_concurrency, catchup"),
+        ({"end": "2097-01-01"}, "end"),
+        ({"about": "Other words."}, "about"),
     ],
 )
-def test_a_changed_schedule_is_created_anew_before_the_old_one_goes(change, kfp, schedule, write):
+def test_a_changed_schedule_is_created_anew_before_the_old_one_goes(
+    change, named, kfp, schedule, write
+):
     schedule(write(weekly={}))
     (old,) = made(kfp)
     done = len(kfp.writes())
     code, out, _ = schedule(write(weekly=change))
-    assert (code, told(out)) == (0, ["weekly: replaced"])
+    assert (code, told(out)) == (0, [f"weekly: replaced ({named})"])
     old_path = f"/recurringruns/{old['recurring_run_id']}"
     assert [call[:2] for call in kfp.writes()[done:]] == [
         ("POST", "/recurringruns"),
@@ -222,10 +223,10 @@ def test_a_changed_pipeline_or_config_replaces_the_schedule(kfp, schedule, write
     file = write(weekly={"config": "my.yaml"})
     schedule(file)
     config.write_text("simulate: {}\nseed: 3\n")
-    assert told(schedule(file)[1]) == ["weekly: replaced"]
+    assert told(schedule(file)[1]) == ["weekly: replaced (config)"]
     pipeline = tmp_path / "small.yaml"
     pipeline.write_text(pipeline.read_text() + "# another\n")
-    assert told(schedule(file)[1]) == ["weekly: replaced"]
+    assert told(schedule(file)[1]) == ["weekly: replaced (pipeline or experiment)"]
     assert len(kfp.bodies("/pipelines/upload_version")) == 2
     assert [each["status"] for each in made(kfp)] == ["ENABLED"]
 
@@ -285,7 +286,7 @@ def test_a_dry_run_says_what_would_change_and_writes_nothing(kfp, schedule, writ
     assert (code, told(out)) == (
         0,
         [
-            "weekly: would be replaced",
+            "weekly: would be replaced (cron)",
             "daily: would be disabled",
             "fresh: would be created",
             "gone: would be disabled (no longer in the file)",
