@@ -202,8 +202,24 @@ def test_the_command_says_what_does_not_fit_and_what_it_does_not_know():
     assert "GB do not fit into a h100's 80 GB" in printed("--rows", "1e9", "--gpus", 1)
     with pytest.raises(ConfigError, match="no 'ether'"):
         printed("--interconnect", "ether")
-    with pytest.raises(ConfigError, match="no optimizer 'adamw'"):
-        printed("--optimizer", "adamw")
+    assert "tables.item.dtype=bfloat16" in printed("--rows", "1e9", "--gpus", 1)
+    assert "bfloat16" not in printed("--rows", "1e12", "--gpus", 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--optimizer", "adamw"], "tables.item.optimizer"),
+        (["--dim", 0], "model.dim"),
+        (["--dim", 63], r"dim \(63\) must be a multiple of heads"),
+        (["--rows", "inf"], "--rows or --requests is inf"),
+        (["--requests", "inf"], "--rows or --requests is inf"),
+        (["--gpus", 2, "--set", "tables.item.dtype=bfloat16"], "do not have tables.item.dtype"),
+    ],
+)
+def test_a_plan_for_what_cannot_be_trained_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        printed(*wrong)
 
 
 def test_the_command_reads_items_counts_and_requests_of_a_dataset(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from thawline.cli.common import (
     say,
 )
 from thawline.config import Config, dump_config
+from thawline.config.shardable import require_shardable
 from thawline.errors import ConfigError
 
 
@@ -147,13 +149,16 @@ def plan(
     ] = 0.3,
 ) -> None:
     """Estimate memory, traffic and time of fine-tuning a table split over many GPUs."""
-    settings = read(config, overrides)
+    if math.inf in (rows, requests):
+        raise ConfigError("--rows or --requests is inf", "give a number, such as 1e9")
+    asked = {"model.dim": dim, "tables.item.optimizer": optimizer}
+    wanted = [f"{key}={value}" for key, value in asked.items() if value is not None]
+    settings = read(config, [*(overrides or ()), *wanted])
     from thawline.model.cost import Shape, ranker_cost
     from thawline.theory import Popularity, capacity, figures
 
     card = named(capacity.GPUS, gpu, "--gpu")
     rate = named(capacity.INTERCONNECTS, interconnect, "--interconnect")
-    model = settings.model if dim is None else settings.model.model_copy(update={"dim": dim})
     actions, context = len(settings.events.actions), len(settings.events.context)
     if dataset is None:
         popularity = Popularity.zipf(int(rows or 1e9), 1.1 if zipf is None else zipf)
@@ -177,8 +182,10 @@ def plan(
         context=context,
         side=[table.dim for table in settings.tables.others.values()],
     )
-    cost = ranker_cost(model, shape)
+    cost = ranker_cost(settings.model, shape)
     late = settings.finetune.staleness if staleness is None else staleness
+    if gpus > 1:
+        require_shardable(settings)
     machine = capacity.Machine(
         gpus,
         flops=card.bfloat16 if settings.finetune.autocast == "bfloat16" else card.float32,
@@ -189,7 +196,7 @@ def plan(
     item = settings.tables.item
     made = capacity.make_plan(
         capacity.Table(
-            popularity, model.dim, optimizer or item.optimizer, 2 if item.dtype == "bfloat16" else 4
+            popularity, settings.model.dim, item.optimizer, 2 if item.dtype == "bfloat16" else 4
         ),
         capacity.Network(cost.parameters, cost.forward, cost.backward, cost.kept),
         machine,
@@ -197,16 +204,16 @@ def plan(
         staleness=late,
     )
     say(
-        f"{popularity.rows:,} rows x {model.dim} over {gpus} {gpu}; {size:,} requests a GPU, "
-        f"{shape.history} items of history, {shape.candidates} candidates, "
+        f"{popularity.rows:,} rows x {settings.model.dim} over {gpus} {gpu}; "
+        f"{size:,} requests a GPU, {shape.history} items of history, {shape.candidates} candidates, "
         f"{cost.forward / size / 1e6:,.1f} MFLOP a request forward"
     )
     steps = None if requests is None else -(-int(requests) // (size * gpus))
     for table in figures.plan_tables(made, machine, late, steps):
         console().print(table)
     if made.memory.total > card.memory:
+        narrow = "tables.item.dtype=bfloat16, " if gpus == 1 else ""
         say(
             f"{made.memory.total / 1e9:,.1f} GB do not fit into a {gpu}'s {card.memory / 1e9:,.0f} "
-            "GB: take more GPUs, a narrower dim, tables.item.dtype=bfloat16, or "
-            "model.checkpoint_activations=true"
+            f"GB: take more GPUs, a narrower dim, {narrow}or model.checkpoint_activations=true"
         )

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from thawline.config import Config
+from thawline.config.shardable import require_shardable
 from thawline.data.audit import audited
 from thawline.data.batches import RequestReader
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
-from thawline.errors import ConfigError
 from thawline.folders import whole_folder
 from thawline.model.bundle import Bundle, Meta
 from thawline.model.ids import ModelIds
@@ -204,29 +204,6 @@ def run(
                 )
     ranks.wait()
     return epochs
-
-
-def require_shardable(config: Config) -> None:
-    """Sees to it that nothing is set that sharded tables do not have.
-
-    Raises:
-        ConfigError: Something is; the message names it.
-    """
-    unset = {"dtype": "float32", "weight_decay": 0, "pull": 0, "drift_cap": None}
-    unset["frequency_scaling"] = 0
-    wrong = [
-        f"tables.{name}.{key}"
-        for name, own in {"item": config.tables.item, **config.tables.others}.items()
-        for key, value in unset.items()
-        if getattr(own, key) != value
-    ]
-    if config.finetune.cross_fit:
-        wrong.append("finetune.cross_fit")
-    if wrong:
-        raise ConfigError(
-            f"sharded tables do not have {', '.join(wrong)}",
-            "leave it out, or train in one process with tables.engine=local",
-        )
 
 
 def shard(config: Config, tables: Mapping[str, RunTable], ranks: Ranks) -> PartTables:
