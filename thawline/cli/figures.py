@@ -205,8 +205,8 @@ def plan(
     )
     say(
         f"{popularity.rows:,} rows x {settings.model.dim} over {gpus} {gpu}; "
-        f"{size:,} requests a GPU, {shape.history} items of history, {shape.candidates} candidates, "
-        f"{cost.forward / size / 1e6:,.1f} MFLOP a request forward"
+        f"{size:,} requests a GPU, {shape.history} items of history, "
+        f"{shape.candidates} candidates, {cost.forward / size / 1e6:,.1f} MFLOP a request forward"
     )
     steps = None if requests is None else -(-int(requests) // (size * gpus))
     for table in figures.plan_tables(made, machine, late, steps):
