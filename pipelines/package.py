@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,40 +89,47 @@ class Package:
         return values
 
 
-def compiled(profile: str, image: str | None = None, *, cache: bool = True) -> Package:
-    """The retraining pipeline for a profile.
+def package(
+    pipeline: str, profile: str, image: str | None = None, *, cache: bool = True
+) -> Package:
+    """One of Thawline's pipelines, or one that was compiled to a file.
 
     Args:
-        profile: One of Thawline's, or the path of a YAML file.
+        pipeline: Its name, or the path of a file.
+        profile: One of Thawline's, or the path of a YAML file. A compiled file has its own.
         image: Of every stage. None: the profile's.
         cache: False: no task takes anything from the cache.
 
     Raises:
         ThawlineError: Kubeflow's packages are not installed.
-        ConfigError: The profile or the image cannot be used.
+        ConfigError: The file, the profile or the image cannot be used.
     """
     try:
-        from pipelines.compile import compile_text
+        from pipelines.compile import PIPELINES, compile_text
         from pipelines.profiles import load_profile
     except ModuleNotFoundError as error:
         raise not_installed(error) from error
+    if pipeline not in PIPELINES:
+        if image:
+            raise ConfigError(
+                f"an image is given with the compiled pipeline {pipeline}",
+                "compile it with that image",
+            )
+        return _package(_file_text(pipeline, PIPELINES), Path(pipeline).stem, pipeline, cache)
     chosen = load_profile(profile)
     if image:
         chosen = chosen.with_image(image)
-    return _package(compile_text(chosen), chosen.name, f"the profile {profile}", cache)
+    return _package(compile_text(chosen, pipeline), chosen.name, f"the profile {profile}", cache)
 
 
-def from_file(path: Path, *, cache: bool = True) -> Package:
-    """A pipeline that was compiled to a file.
-
-    Raises:
-        ConfigError: It cannot be read, or is no compiled pipeline.
-    """
+def _file_text(path: str, names: Iterable[str]) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", "check --pipeline") from error
-    return _package(text, path.stem, str(path), cache)
+        raise ConfigError(
+            f"cannot read the pipeline {path}: {error}",
+            f"name one of {', '.join(names)}, or a compiled file",
+        ) from error
 
 
 def config_text(path: Path) -> str:

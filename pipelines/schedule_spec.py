@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pipelines.cron import Cron, parse
-from pipelines.package import Package, compiled, config_text, from_file
+from pipelines.package import Package, config_text, package
 from pipelines.submit import EXPERIMENT, SERVICE_ACCOUNT
 from thawline.config.base import Section
 from thawline.errors import ConfigError
@@ -31,7 +31,7 @@ class Entry(Section):
     cron: str = Field(description="Five fields, or six with seconds first; in UTC.")
     about: str = Field("", description="What it is for; shown in the UI.")
     profile: str = Field("cpu", description="Thawline's, or a YAML file beside this one.")
-    pipeline: str | None = Field(None, description="A compiled file, in place of a profile.")
+    pipeline: str = Field("retrain", description="Or study, or a compiled file beside this one.")
     image: str | None = Field(None, description="Of every stage.")
     config: str | None = Field(None, description="Config file, beside this one.")
     inputs: dict[str, Any] = Field({}, description="Of the pipeline.")
@@ -57,8 +57,6 @@ class Entry(Section):
             raise ValueError("end is not after start")
         if self.config is not None and "config" in self.inputs:
             raise ValueError("config is given twice: as a file and among the inputs")
-        if self.pipeline and self.image:
-            raise ValueError("image with pipeline: compile the file anew with that image")
         return self
 
 
@@ -137,7 +135,7 @@ def read_schedules(path: Path) -> tuple[ScheduleFile, list[Wanted]]:
     """
     owner = _parsed(path)
     wanted = []
-    packages: dict[tuple[str, str | None, str | None, bool], Package] = {}
+    packages: dict[tuple[str, str, str | None, bool], Package] = {}
     for name, entry in owner.schedules.items():
         where = f"{path}: {name}"
         cron = parse(entry.cron, f"{where}.cron")
@@ -174,11 +172,11 @@ def _parsed(path: Path) -> ScheduleFile:
 
 
 def _package(entry: Entry, folder: Path) -> Package:
-    if entry.pipeline:
-        return from_file(folder / entry.pipeline, cache=entry.cache)
-    own = folder / entry.profile
-    profile = str(own) if own.is_file() else entry.profile
-    return compiled(profile, entry.image, cache=entry.cache)
+    pipeline, profile = (
+        str(folder / each) if (folder / each).is_file() else each
+        for each in (entry.pipeline, entry.profile)
+    )
+    return package(pipeline, profile, entry.image, cache=entry.cache)
 
 
 def _stamp(moment: datetime | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.connection import EndpointOption, NamespaceOption, TokenFileOption, connect
-from pipelines.package import Package, compiled, config_text, find, from_file, upload
+from pipelines.package import Package, config_text, find, package, upload
 from thawline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def submit(
         str, typer.Option(help="local, cpu, gpu, gpu-multinode, or a YAML file of your own.")
     ] = "cpu",
     pipeline: Annotated[
-        Path | None, typer.Option(help="A compiled pipeline, in place of a profile.")
-    ] = None,
+        str, typer.Option(help="retrain, study, or a compiled file, whose profile is its own.")
+    ] = "retrain",
     image: Annotated[str | None, typer.Option(help="Image of every stage.")] = None,
     inputs: Annotated[
         list[str] | None,
@@ -66,33 +66,29 @@ def submit(
     The pipeline is compiled and uploaded as a version that is named by its content, so that an
     unchanged one is uploaded once.
     """
-    if pipeline and image:
-        raise ConfigError("--image with --pipeline", "compile the file anew with that image")
-    package = (
-        from_file(pipeline, cache=cache) if pipeline else compiled(profile, image, cache=cache)
-    )
+    chosen = package(pipeline, profile, image, cache=cache)
     given = read_inputs(inputs or ())
     if config is not None:
         if "config" in given:
             raise ConfigError("--config and --input config=...", "give one of them")
         given = {"config": config_text(config), **given}
-    values = package.inputs(given, "--input")
+    values = chosen.inputs(given, "--input")
     kfp = connect(endpoint, namespace, token_file)
-    title = name or f"{package.name} {package.label} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    title = name or f"{chosen.name} {chosen.label} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     if dry_run:
-        for line in _intentions(kfp, package, experiment, title, values, service_account):
+        for line in _intentions(kfp, chosen, experiment, title, values, service_account):
             typer.echo(line)
         return
     body: dict[str, Any] = {
         "display_name": title,
-        "pipeline_version_reference": upload(kfp, package),
+        "pipeline_version_reference": upload(kfp, chosen),
         "experiment_id": experiment_id(kfp, experiment),
         "runtime_config": {"parameters": values},
     }
     if service_account:
         body["service_account"] = service_account
     run_id = str(kfp.create_run(body)["run_id"])
-    typer.echo(f"version: {package.version}")
+    typer.echo(f"version: {chosen.version}")
     typer.echo(f"run: {run_id}")
     typer.echo(kfp.connection.link(run_id))
     if wait:
@@ -125,21 +121,21 @@ def experiment_id(kfp: Kfp, name: str) -> str:
 
 def _intentions(
     kfp: Kfp,
-    package: Package,
+    chosen: Package,
     experiment: str,
     title: str,
     values: dict[str, Any],
     service_account: str,
 ) -> list[str]:
-    pipeline_id, version_id = find(kfp, package)
+    pipeline_id, version_id = find(kfp, chosen)
     lines = []
     if pipeline_id is None:
-        lines.append(f"would create the pipeline {package.name}")
+        lines.append(f"would create the pipeline {chosen.name}")
     if version_id is None:
-        size = len(package.text.encode()) / 1024
-        lines.append(f"would upload the version {package.version} ({size:.0f} KiB)")
+        size = len(chosen.text.encode()) / 1024
+        lines.append(f"would upload the version {chosen.version} ({size:.0f} KiB)")
     else:
-        lines.append(f"the version {package.version} is there already")
+        lines.append(f"the version {chosen.version} is there already")
     if kfp.experiment(experiment) is None:
         lines.append(f"would create the experiment {experiment}")
     account = f" as {service_account}" if service_account else ""

@@ -309,7 +309,7 @@ def test_a_dry_run_says_what_would_change_and_writes_nothing(kfp, schedule, writ
         ({"config": "absent.yaml"}, "absent.yaml"),
         ({"max_concurrency": 11}, "max_concurrency"),
         ({"start": "2027-01-02", "end": "2027-01-01"}, "end is not after start"),
-        ({"image": "x:1"}, "image with pipeline"),
+        ({"image": "x:1"}, "compile it with that image"),
         ({"pipeline": "absent.yaml"}, "absent.yaml"),
     ],
 )

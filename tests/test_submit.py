@@ -11,7 +11,7 @@ from fake_kfp import MODELS, serving, unknown
 from pipelines import compile
 from pipelines.connection import Connection, connection
 from pipelines.kfp_client import Kfp
-from pipelines.package import compiled
+from pipelines.package import package
 from thawline.errors import ClusterError, ConfigError
 
 pytest_plugins = ["kfp_fixtures"]
@@ -71,11 +71,11 @@ def test_a_run_gets_the_config_the_inputs_and_the_account(kfp, endpoint, invoke,
         },
         "service_account": "thawline-runner",
     }
-    package = compiled("gpu")
-    assert package.text in uploads(kfp)[0].replace("\r\n", "\n")
+    gpu = package("retrain", "gpu")
+    assert gpu.text in uploads(kfp)[0].replace("\r\n", "\n")
     (version,) = kfp.versions[body["pipeline_version_reference"]["pipeline_id"]]
-    assert version["display_name"] == package.version
-    assert package.version.startswith("gpu-")
+    assert version["display_name"] == gpu.version
+    assert gpu.version.startswith("gpu-")
     (run_id,) = kfp.runs
     assert f"{endpoint}/#/runs/details/{run_id}" in out
 
@@ -91,14 +91,22 @@ def test_an_unchanged_pipeline_is_uploaded_once(kfp, endpoint, invoke):
     assert len(uploads(kfp)) == 2
 
 
+def test_another_pipeline_is_submitted_by_name(kfp, endpoint, invoke):
+    assert invoke("submit", "--pipeline", "study", "--input", "step3_study_seeds=0,1")[0] == 0
+    (pipeline,) = kfp.pipelines.values()
+    assert pipeline["name"] == "thawline-study"
+    (body,) = kfp.bodies("/runs")
+    assert body["runtime_config"] == {"parameters": {"step3_study_seeds": "0,1"}}
+
+
 def test_without_the_cache_another_version_is_uploaded_that_caches_nothing(kfp, endpoint, invoke):
     assert invoke("submit", "--no-cache", "--service-account", "")[0] == 0
     assert "service_account" not in kfp.bodies("/runs")[0]
-    assert "enableCache" in compiled("cpu").text
-    uncached = compiled("cpu", cache=False)
+    assert "enableCache" in package("retrain", "cpu").text
+    uncached = package("retrain", "cpu", cache=False)
     assert "enableCache" not in uncached.text
     with_, without = (
-        list(yaml.safe_load_all(each)) for each in (compiled("cpu").text, uncached.text)
+        list(yaml.safe_load_all(each)) for each in (package("retrain", "cpu").text, uncached.text)
     )
     assert with_[1:] == without[1:]
     (version,) = kfp.versions[next(iter(kfp.pipelines))]
@@ -108,7 +116,7 @@ def test_without_the_cache_another_version_is_uploaded_that_caches_nothing(kfp, 
 def test_a_dry_run_says_everything_and_writes_nothing(kfp, endpoint, invoke, config):
     code, out, _ = invoke("submit", "--dry-run", "-c", config, "-i", "seed=4")
     assert (code, kfp.writes()) == (0, [])
-    version = compiled("cpu").version
+    version = package("retrain", "cpu").version
     for words in (
         "would create the pipeline thawline-retrain",
         f"would upload the version {version}",
@@ -137,7 +145,8 @@ def test_a_dry_run_says_everything_and_writes_nothing(kfp, endpoint, invoke, con
         (["-i", "seed"], "has no '='"),
         (["-i", "seed=1", "-i", "seed=2"], "comes twice"),
         (["-c", "absent.yaml"], "cannot read absent.yaml"),
-        (["--pipeline", "absent.yaml"], "cannot read absent.yaml"),
+        (["--pipeline", "absent.yaml"], "name one of retrain, study, or a compiled file"),
+        (["--pipeline", __file__, "--image", "x:1"], "compile it with that image"),
         (["--pipeline", __file__], "is no compiled pipeline"),
         (["--profile", "absent"], "absent"),
     ],
@@ -154,7 +163,7 @@ def test_what_cannot_be_submitted_is_refused_before_any_call(
 def test_a_workflow_that_kubernetes_would_not_hold_is_refused(kfp, endpoint, invoke):
     assert invoke("submit", "-i", "step5_register_model_name=" + "x" * 100_000)[0] == 0
     with pytest.raises(Exception, match=r"1\.55 MiB[\s\S]*1\.5 MiB[\s\S]*smaller"):
-        compiled("cpu").inputs({"config": "x" * 1_570_000}, "here")
+        package("retrain", "cpu").inputs({"config": "x" * 1_570_000}, "here")
 
 
 def test_a_compiled_file_of_ones_own_is_submitted_with_its_required_inputs(
