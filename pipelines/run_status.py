@@ -27,6 +27,8 @@ ENDED = {"SUCCEEDED", "SKIPPED", "FAILED", "CANCELED"}
 
 INNER = re.compile(r"root|.*-driver|(retry-)?executor(\(\d+\))?|.*\(\d+\)")
 """Nodes of Argo's that are no task: the pipeline itself, and the steps and tries of a task."""
+RETRY = re.compile(r"(retry-)?executor\((?!0\))\d+\)")
+"""A try of a task but the first, which is 0."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -153,6 +155,9 @@ def described(kfp: Kfp, run: dict[str, Any], now: datetime) -> Iterator[str]:
         yield f"MLflow: {link}"
     yield kfp.connection.link(run["run_id"])
     found = tasks(run, now)
+    retried = sum(1 for each in _details(run) if RETRY.fullmatch(each.get("display_name", "")))
+    if retried and all(task.retries is None for task in found):
+        yield f"retries: {retried}, of tasks that Kubeflow does not name"
     if found:
         yield ""
         yield from _table(found)
@@ -168,11 +173,15 @@ def mlflow_links(run: dict[str, Any]) -> list[str]:
 
 def tasks(run: dict[str, Any], now: datetime) -> list[Task]:
     """The tasks of a run in the order in which they started."""
-    details = (run.get("run_details") or {}).get("task_details") or []
+    details = _details(run)
     pods = {each["pod_name"]: each for each in details if each.get("pod_name")}
     shown = [each for each in details if not INNER.fullmatch(each.get("display_name", ""))]
     shown.sort(key=lambda each: _moment(each.get("start_time")) or now)
     return [_task(each, pods, now) for each in shown]
+
+
+def _details(run: dict[str, Any]) -> list[dict[str, Any]]:
+    return list((run.get("run_details") or {}).get("task_details") or ())
 
 
 def _task(detail: dict[str, Any], pods: dict[str, dict[str, Any]], now: datetime) -> Task:

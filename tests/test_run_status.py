@@ -75,6 +75,14 @@ def test_the_status_shows_each_task_its_retries_and_its_error(failed, invoke, en
     assert "tags.`thawline.pipeline_run_id` = 'r1'" in out
 
 
+def test_retries_that_kubeflow_gives_to_no_task_are_counted_together(kfp, endpoint, invoke):
+    tries = [task(f"executor({number})", "FAILED") for number in (0, 1, 2, 0, 1)]
+    kfp.runs["r1"] = RUN | {"run_details": {"task_details": [task("finetune", "FAILED"), *tries]}}
+    assert "retries: 3, of tasks that Kubeflow does not name" in invoke("status", "r1")[1]
+    del kfp.runs["r1"]["run_details"]["task_details"][2:]
+    assert "retries:" not in invoke("status", "r1")[1]
+
+
 def test_the_run_that_kubeflow_made_in_mlflow_is_linked():
     entries = {"run_url": {"value": "https://mlflow.example/#/1"}, "run_id": {"value": "abc"}}
     run = {"run_id": "r", "plugins_output": {"mlflow": {"entries": entries}}}
