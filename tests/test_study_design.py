@@ -1,0 +1,215 @@
+"""A study, laid out: grids, arms, baselines, trials and their keys, halving."""
+
+import pytest
+
+from thawline.config import Study, parse_config
+from thawline.errors import ConfigError
+from thawline.stages.study import check
+from thawline.study.design import Design, baseline_values, parse_grid, split_values
+from thawline.study.halving import survivors
+
+GRID = {"finetune.recipe": ["co-train", "frozen"], "tables.item.learning_rate": [0.02, 0.2]}
+
+
+def config(study=None, *overrides):
+    parsed = parse_config("simulate: {}", overrides)
+    return parsed.model_copy(update={"study": Study.model_validate(study or {"grid": GRID})})
+
+
+def test_values_are_parted_by_commas_outside_of_brackets_and_quotes_and_read_as_yaml():
+    assert split_values("a, window(0.5, 1),[1, {b: 2, c: 3}], 'x,y'") == [
+        "a",
+        "window(0.5, 1)",
+        "[1, {b: 2, c: 3}]",
+        "'x,y'",
+    ]
+    assert parse_grid(
+        [
+            "finetune.recipe=co-train,window(0.5, 1)",
+            "model.mlp=[16],[32, 16]",
+            "a.b=1,0.5,true,null",
+        ]
+    ) == {
+        "finetune.recipe": ["co-train", "window(0.5, 1)"],
+        "model.mlp": [[16], [32, 16]],
+        "a.b": [1, 0.5, True, None],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["finetune.recipe"], r"--grid 'finetune.recipe' has no values"),
+        (["=co-train"], "has no values"),
+        (["finetune.recipe="], "has no values"),
+        (["a.b=1", "a.b=2"], "--grid a.b comes twice"),
+        (["a.b=[1"], r"holds no YAML value: \[1"),
+    ],
+)
+def test_an_option_that_is_no_grid_is_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_grid(options)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"finetune.recip": ["co-train"]}, r"finetune.recip: unknown key[\s\S]*finetune.recipe\?"),
+        ({"finetune.epochs": [1, "two"]}, r"the arm epochs two[\s\S]*finetune.epochs"),
+        ({"finetune.recipe": ["freze"]}, "the arm freze: finetune.recipe: no recipe 'freze'"),
+        ({"windows.test_days": [1]}, r"windows.test_days cannot vary[\s\S]*one dataset"),
+        ({"seed": [1, 2]}, r"seed cannot vary[\s\S]*--seeds"),
+    ],
+)
+def test_a_key_or_value_that_no_config_can_have_is_named_before_anything_runs(grid, message):
+    with pytest.raises(ConfigError, match=message):
+        check(config({"grid": grid}))
+
+
+@pytest.mark.parametrize(
+    ("study", "message"),
+    [
+        ({"grid": {"finetune.recipe": []}}, "grid.finetune.recipe has no value"),
+        ({"grid": {"finetune.epochs": [1, 1]}}, "grid.finetune.epochs names a value twice"),
+        ({"seeds": [0, 0]}, "none twice"),
+        ({"seeds": []}, "at least one"),
+        ({"halving": {"epochs": [2, 1]}}, "must grow"),
+    ],
+)
+def test_a_section_that_is_no_study_is_refused(study, message):
+    with pytest.raises(ValueError, match=message):
+        Study.model_validate(study)
+
+
+def test_arms_are_all_combinations_named_by_what_varies():
+    names = [arm.name for arm in Design.of(config()).arms]
+    assert names == [
+        "co-train, learning_rate 0.02",
+        "co-train, learning_rate 0.2",
+        "frozen, learning_rate 0.02",
+        "frozen, learning_rate 0.2",
+    ]
+    alike = {"finetune.learning_rate": [1, 2], "pretrain.learning_rate": [1]}
+    assert [arm.name for arm in Design.of(config({"grid": alike})).arms] == [
+        "learning_rate 1",
+        "learning_rate 2",
+    ]
+    both = alike | {"pretrain.learning_rate": [1, 2]}
+    assert Design.of(config({"grid": both})).arms[1].name == (
+        "finetune.learning_rate 1, pretrain.learning_rate 2"
+    )
+    assert [arm.name for arm in Design.of(config({"grid": {}})).arms] == ["the config"]
+
+
+def test_a_baseline_of_one_key_leaves_the_other_keys_as_in_the_arm():
+    def baselines(text):
+        study = {"grid": GRID, "baseline": text}
+        return [arm.baseline for arm in Design.of(config(study)).arms]
+
+    first = "co-train, learning_rate 0.02"
+    assert baselines(None) == [first] * 4
+    assert (
+        baselines("frozen")
+        == [
+            "frozen, learning_rate 0.02",
+            "frozen, learning_rate 0.2",
+        ]
+        * 2
+    )
+    assert (
+        baselines("tables.item.learning_rate=0.2, co-train") == ["co-train, learning_rate 0.2"] * 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("froze", "the grid has no 'froze'"),
+        ("finetune.recipe=0.02", "the grid has no 'finetune.recipe=0.02'"),
+        ("1", "is a value of a and of b"),
+    ],
+)
+def test_a_baseline_that_the_grid_does_not_have_once_is_named(text, message):
+    with pytest.raises(ConfigError, match=message):
+        baseline_values(GRID | {"a": [1], "b": [1]}, text)
+
+
+def test_a_trial_is_the_config_with_the_arms_values_and_the_seed():
+    trials = Design.of(config({"grid": GRID, "seeds": [3, 5]})).trials()
+    assert [(trial.arm.name[:6], trial.seed) for trial in trials[:5]] == [
+        ("co-tra", 3),
+        ("co-tra", 3),
+        ("frozen", 3),
+        ("frozen", 3),
+        ("co-tra", 5),
+    ]
+    last = trials[-1].config
+    assert (last.seed, last.finetune.recipe, last.tables.item.learning_rate) == (5, "frozen", 0.2)
+    assert last.gate.champion == "none"
+    assert last.study == Study()
+
+
+def test_a_trials_key_changes_with_what_decides_its_figures_and_with_nothing_else():
+    def key(*overrides, version="v1", **study):
+        own = {"grid": {"finetune.recipe": ["frozen"]}, "seeds": [0]} | study
+        return Design.of(config(own, *overrides)).trials()[0].key(version)
+
+    same = [
+        key(),
+        key("workdir=elsewhere"),
+        key("runtime.threads=3"),
+        key("tracking.experiment=other"),
+        key("finetune.checkpoint.every_steps=7"),
+        key(jobs=4, metric="mrr"),
+        key(grid={"finetune.recipe": ["frozen", "co-train"]}),
+    ]
+    assert len(set(same)) == 1
+    others = [
+        key("finetune.epochs=5"),
+        key("evaluation.hit_at=5"),
+        key("pretrain.epochs=1"),
+        key(version="v2"),
+        key(seeds=[1]),
+    ]
+    assert len({same[0], *others}) == 6
+
+
+def test_trials_share_pretrained_rows_unless_something_that_pretraining_reads_differs():
+    def tables(**study):
+        trials = Design.of(config({"seeds": [0, 1]} | study)).trials()
+        return len({trial.table_key("v") for trial in trials})
+
+    assert tables(grid=GRID) == 1
+    assert tables(grid=GRID, pretrain="each-seed") == 2
+    assert tables(grid={"pretrain.epochs": [0, 1], "model.adapter": ["off", "bias"]}) == 2
+    assert tables(grid={"model.dim": [8, 16]}, pretrain="each-seed") == 4
+
+
+def test_rounds_of_halving_set_the_epochs_and_end_with_the_configs_own():
+    study = {"grid": {"finetune.recipe": ["co-train", "frozen"]}, "seeds": [0]}
+    design = Design.of(config(study | {"halving": {"epochs": [1, 2]}}))
+    assert list(design.rounds) == [1, 2, 3]
+    assert [t.config.finetune.epochs for t in design.trials(2, design.arms[1:])] == [2]
+    assert {t.epochs for t in design.trials(3)} == {3}
+    with pytest.raises(ConfigError, match=r"3 epochs are not fewer than .* finetune.epochs=3"):
+        Design.of(config(study | {"halving": {"epochs": [3]}}))
+    study["grid"]["finetune.epochs"] = [2, 3]
+    with pytest.raises(ConfigError, match=r"finetune.epochs varies, and study.halving sets it"):
+        Design.of(config(study | {"halving": {"epochs": [1]}}))
+
+
+def test_an_arm_that_a_short_round_cannot_run_is_named_with_the_round():
+    study = {"grid": {"finetune.recipe": ["window(1, 1)"]}, "halving": {"epochs": [1]}}
+    with pytest.raises(ConfigError, match=r"the arm window\(1, 1\), in the round of 1 epochs"):
+        check(config(study))
+
+
+def test_halving_keeps_one_arm_in_eta_rounded_up_and_its_baseline():
+    scores = {"a": 0.70, "b": 0.74, "c": None, "d": 0.72, "e": 0.71}
+    first = dict.fromkeys(scores, "a")
+    # 5 of 2 each are 2.5, so 3: b, d, e; and a, which they are compared with.
+    assert survivors(scores, first, figure="auc", eta=2) == ["a", "b", "d", "e"]
+    # 5 of 5 each is 1.
+    assert survivors(scores, first, figure="auc", eta=5) == ["a", "b"]
+    assert survivors(scores, {k: k for k in scores}, figure="log_loss", eta=3) == ["a", "e"]
+    assert survivors({"a": None, "b": None}, {"a": "a", "b": "a"}, figure="auc", eta=2) == []
