@@ -1,6 +1,6 @@
 """Cron expressions as Kubeflow Pipelines reads them: six fields, seconds first, in UTC.
 
-Its controller reads them by version 1 of the Go package `robfig/cron`, and its API checks little.
+Its API and its controller read them by the Go package `robfig/cron`, version 1.2.0.
 The cron libraries of Python accept what that refuses (Sunday as 7, `L`, `#`), and it takes the five
 fields of a crontab for the first five of six. So these are its own rules, and nothing else passes.
 """
@@ -140,6 +140,7 @@ def parse(text: str, where: str = "cron") -> Cron:
 
 
 def _starred(part: str) -> bool:
+    """Whether a field leaves the day to the other kind; a star with a step does, too."""
     return any(each[0] in "*?" for each in part.split(","))
 
 

@@ -42,6 +42,8 @@ def runs(text, count=3, after=NOW):
         ("0 6 * * sat-sat", "0 0 6 * * sat-sat", ["12-05 06:00:00", "12-12 06:00:00"]),
         # Both kinds of day: either suffices. The first of December is a Tuesday.
         ("0 0 1 * FRI", "0 0 0 1 * FRI", ["12-01 00:00:00", "12-04 00:00:00"]),
+        # But a star with a step is still a star: Mondays among the 1st, 11th, 21st and 31st.
+        ("0 0 */10 * MON", "0 0 0 */10 * MON", ["12-21 00:00:00", "01-11 00:00:00"]),
         ("0 0 31 * *", "0 0 0 31 * *", ["12-31 00:00:00", "01-31 00:00:00", "03-31 00:00:00"]),
         ("@Daily", "0 0 0 * * *", ["12-01 00:00:00", "12-02 00:00:00"]),
         ("0 0 29 2 *", "0 0 0 29 2 *", ["02-29 00:00:00"]),
