@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from tensors import (
     AUTHOR,
     NUM_ROWS,
@@ -237,7 +238,7 @@ def test_tensors_and_epochs_come_back_as_they_were(tmp_path):
     assert files == {"checkpoint.json", "state-0.safetensors"}
 
 
-@pytest.mark.parametrize("killed_at", ["save_file", "json", "rename"])
+@pytest.mark.parametrize("killed_at", ["tensors", "json", "rename"])
 def test_a_kill_while_saving_leaves_the_one_before(tmp_path, monkeypatch, killed_at):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), [])
@@ -246,7 +247,7 @@ def test_a_kill_while_saving_leaves_the_one_before(tmp_path, monkeypatch, killed
         raise KeyboardInterrupt
 
     target = {
-        "save_file": "thawline.training.checkpoint.save_file",
+        "tensors": "thawline.training.checkpoint.save_tensors",
         "json": "pathlib.Path.write_text",
         "rename": "pathlib.Path.rename",
     }[killed_at]
@@ -258,8 +259,32 @@ def test_a_kill_while_saving_leaves_the_one_before(tmp_path, monkeypatch, killed
     again = Checkpoints(tmp_path)
     assert again.saved() == [1]
     assert again.load_last().state.facts["step"] == 1
-    again.save(state(2), [])
-    assert again.saved() == [1, 2]
+    again.save(state(3), [])
+    assert again.saved() == [1, 3]
+    assert len(list(tmp_path.iterdir())) == 2  # Nothing of the second one is left.
+
+
+def test_a_full_disk_is_named_and_the_one_before_stays(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(1), [])
+
+    def full(tensors, path):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("thawline.model.files.save_file", full)
+        with pytest.raises(DataError, match="no space is left on its disk") as caught:
+            checkpoints.save(state(2), [])
+    assert "goes on from the checkpoint before" in caught.value.remedy
+    assert checkpoints.load_last().state.facts["step"] == 1
+
+
+def test_those_who_may_read_other_files_may_read_tensors(tmp_path):
+    Checkpoints(tmp_path).save(state(1), [])
+
+    made = tmp_path / "epoch-001.00000000"
+    modes = {file.stat().st_mode for file in made.iterdir()}
+    assert len(modes) == 1
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

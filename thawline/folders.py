@@ -18,6 +18,9 @@ def whole_folder(out: str | Path) -> Iterator[Path]:
     """Gives an empty temporary sibling of `out` that takes its place when the block succeeds.
 
     What stood at `out` before is replaced; after an error it stays as it was.
+
+    Raises:
+        DataError: The disk is full.
     """
     out = Path(out).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -25,10 +28,26 @@ def whole_folder(out: str | Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        yield temporary
+        with disk_with_room(out, "free some and run it again"):
+            yield temporary
         _replace(out, temporary)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def disk_with_room(out: Path, remedy: str) -> Iterator[None]:
+    """A block that writes `out`.
+
+    Raises:
+        DataError: The disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DataError(f"{out} cannot be written: no space is left on its disk", remedy) from error
 
 
 @contextmanager
@@ -52,18 +71,13 @@ def resumable_folder(out: str | Path) -> Iterator[Path]:
                 shutil.rmtree(replaced, ignore_errors=True)
             else:
                 replaced.rename(out)
-        try:
-            yield temporary
-        except ThawlineError:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        kept = f"free some and run it again: what is finished lies in {temporary}"
+        with disk_with_room(out, kept):
+            try:
+                yield temporary
+            except ThawlineError:
+                shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            raise DataError(
-                f"{out} cannot be written: no space is left on its disk",
-                f"free some and run it again: what is finished lies in {temporary}",
-            ) from error
         _replace(out, temporary)
 
 

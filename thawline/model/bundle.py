@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from thawline import __version__
@@ -30,6 +30,7 @@ from thawline.data.batches import Batch, padded_width
 from thawline.data.content import content_facts
 from thawline.data.manifest import Catalog, Dataset
 from thawline.errors import DataError
+from thawline.model.files import save_tensors
 from thawline.model.ids import ModelIds
 from thawline.model.ranker import Ranker
 from thawline.tables.carry import carry_rows
@@ -171,7 +172,7 @@ def save_bundle(folder: Path, bundle: Bundle, catalog: Path) -> None:
     (folder / "model.json").write_text(bundle.meta.model_dump_json(indent=2), encoding="utf-8")
     ranker = bundle.ranker.state_dict()
     weights = {name: tensor.contiguous().cpu() for name, tensor in ranker.items()}
-    save_file(weights, folder / "ranker.safetensors")
+    save_tensors(weights, folder / "ranker.safetensors")
     for name, weight in bundle.weights.items():
         place = folder if name == "content" else folder / "tables"
         save_table(place / f"{name}.safetensors", weight)
@@ -181,7 +182,7 @@ def save_bundle(folder: Path, bundle: Bundle, catalog: Path) -> None:
 
 def save_table(path: Path, weight: Tensor) -> None:
     """Writes table rows `[N, d]`."""
-    save_file({"weight": weight.detach().contiguous().cpu()}, path)
+    save_tensors({"weight": weight.detach().contiguous().cpu()}, path)
 
 
 def load_table(path: Path, num_rows: int, dim: int) -> Tensor:

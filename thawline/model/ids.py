@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from thawline.config import IdTableSettings
 from thawline.data.ids import IdRows, IdVocabulary, read_item_ids
 from thawline.data.manifest import Dataset, read_table
 from thawline.errors import DataError
+from thawline.model.files import save_tensors
 
 REMEDY = "use the files of one model folder together, or fine-tune again"
 
@@ -83,7 +84,7 @@ class ModelIds:
             pq.write_table(pa.table({"hash": pa.array(hashes, pa.int64())}), path)
         if self.of_items:
             rows = {name: rows.contiguous().cpu() for name, rows in self.of_items.items()}
-            save_file(rows, folder / "item_ids.safetensors")
+            save_tensors(rows, folder / "item_ids.safetensors")
 
     def rows(self, name: str, spec: IdTableSettings, hashes: np.ndarray) -> np.ndarray:
         """The rows int64 [...] of hashes of ids int64 [...] in one table: 0 for unknown ones."""

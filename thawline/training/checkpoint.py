@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from thawline.errors import DataError, TrainingError
+from thawline.folders import disk_with_room
+from thawline.model.files import save_tensors
 from thawline.training.checkpoint_files import read_parts
 from thawline.training.distributed import Ranks
 from thawline.training.mirror import Mirror
@@ -109,13 +110,16 @@ class Checkpoints:
 
         Raises:
             TrainingError: Rows or parameters that are not finite.
-            DataError: The processes do not write into the same folder.
+            DataError: The disk is full, or the processes do not write into the same folder.
         """
         name = _name(state.facts["step"] / state.facts["steps_per_epoch"])
         if not self._by_first(lambda: name in map(_name, self.saved())):
             with self._agreed():
                 _require_finite(state)
-            self._write(name, state, epochs)
+            with disk_with_room(
+                self.folder, "free some and run it again: it goes on from the checkpoint before"
+            ):
+                self._write(name, state, epochs)
         with self._agreed():
             for old in self.saved()[: -self.keep] if self._leads else []:
                 if old != best:
@@ -201,11 +205,12 @@ class Checkpoints:
         partial = folder.with_name(f".{folder.name}.partial")
         file = _files(partial, self._size)[self._rank]
         with self._agreed():
-            if self._leads:
-                shutil.rmtree(partial, ignore_errors=True)
+            # Of whoever was killed while saving; tables are large.
+            for old in self.folder.glob(".epoch-*") if self._leads_here else []:
+                shutil.rmtree(old, ignore_errors=True)
         with self._agreed():
             partial.mkdir(parents=True, exist_ok=True)
-            save_file(self._own_tensors(state), file)
+            save_tensors(self._own_tensors(state), file)
             _flush(file)
             if self.mirror is not None:
                 self.mirror.put(file, name)
