@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thawline import logs
 from thawline.data.batches import Batch, RequestReader, padded_width
 from thawline.data.ids import IdTableSpec
 from thawline.data.shards import Shard
@@ -91,7 +92,12 @@ class Ranks:
         """
         try:
             yield
-        except Exception:
+        except Exception as error:
+            # Before the others know: when one of them ends, torchrun ends this process, which may
+            # not have come to its own message by then.
+            if self.size > 1:
+                what = getattr(error, "what", error)
+                logs.say(f"process {self.rank} of the job failed: {what}", "error")
             self.most(1)
             raise
         if self.most(0):
