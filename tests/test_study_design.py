@@ -158,6 +158,7 @@ def test_a_trials_key_changes_with_what_decides_its_figures_and_with_nothing_els
         key(),
         key("workdir=elsewhere"),
         key("runtime.threads=3"),
+        key("gate.min_auc=0.6"),
         key("tracking.experiment=other"),
         key("finetune.checkpoint.every_steps=7"),
         key(jobs=4, metric="mrr"),

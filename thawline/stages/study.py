@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -293,8 +294,10 @@ class _Run:
             for key, trial in pending
         ]
         at_once = self.design.study.jobs
-        for job, result in run_jobs(jobs, self.runner, at_once, self._started):
-            self._ended(self.standings[job.task.trial], result)
+        # An exception from here would keep an open generator, and so the processes, alive.
+        with closing(run_jobs(jobs, self.runner, at_once, self._started)) as ended:
+            for job, result in ended:
+                self._ended(self.standings[job.task.trial], result)
 
     def _task(self, key: str, trial: Trial) -> Task:
         return Task(

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,11 @@ Runner = Callable[[Job, threading.Event], Result | None]
 
 def run_jobs(
     jobs: Sequence[Job], runner: Runner, at_once: int, on_start: Callable[[Job], None]
-) -> Iterator[tuple[Job, Result]]:
+) -> Generator[tuple[Job, Result], None, None]:
     """Runs jobs and gives each with its result as soon as it is there.
 
     A runner's error becomes the result of its job alone. Where the caller is stopped (Ctrl-C), the
-    running ones are stopped and the others never start.
+    running ones are stopped and the others never start; it has to close what it is given.
 
     Args:
         jobs: In the order in which they start.
@@ -68,8 +68,6 @@ def run_jobs(
                 result = future.result()
                 if result is not None:
                     yield futures[future], result
-        except CancelledError:
-            return
         finally:
             stop.set()
             for future in futures:

@@ -27,6 +27,9 @@ ELSEWHERE = {
 }
 """Sections that no grid may vary, and what to do instead."""
 
+UNREAD = ("workdir", "tracking", "runtime", "study", "simulate", "events", "audit")
+"""Sections that decide no figure of a trial; the log is known by the version of the dataset."""
+
 PRETRAINED_BY = ("dim", "layers", "heads", "ffn", "dropout", "checkpoint_activations")
 """Keys of `model` that pretraining reads."""
 
@@ -72,9 +75,8 @@ class Trial:
 
     def key(self, data_version: str) -> str:
         """Names the trial by all that decides its figures; where it runs is left out."""
-        tree = self.config.model_dump(
-            mode="json", exclude={"workdir", "tracking", "runtime", "study", "simulate", "events"}
-        )
+        tree = self.config.model_dump(mode="json", exclude=set(UNREAD))
+        tree["gate"] = self.config.gate.holdout
         for name in ("checkpoint", "prefetch_batches"):
             del tree["finetune"][name]
         return _hash([__version__, tree, self.table_key(data_version), data_version])
@@ -138,7 +140,7 @@ class Design:
                 seed,
                 config.finetune.epochs,
                 config.model_copy(update={"seed": seed}),
-                self.study.seeds[0] if once else seed,
+                self._config.seed if once else seed,
             )
             for seed in self.study.seeds
             for arm, config in zip(arms or self.arms, own, strict=True)
