@@ -11,7 +11,7 @@ HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "server", "da
 
 
 class Proxy:
-    """Passes requests on; `down_at` and `loses` are parts of a path."""
+    """Passes requests on; `down_at`, `loses` and `forbids` are parts of a path."""
 
     def __init__(self, server_uri):
         self.server = urlsplit(server_uri)
@@ -19,6 +19,7 @@ class Proxy:
         self.down_at = None
         self.down = False
         self.loses = None
+        self.forbids = None
         self.password = None
         self.seen = []
 
@@ -64,7 +65,9 @@ def proxied(server_uri):
             if proxy.refuses(self.path):
                 self.close_connection = True
                 return
-            if proxy.knows(self.headers):
+            if proxy.forbids and proxy.forbids in self.path:
+                status, headers, content = 403, [], b"Permission denied"
+            elif proxy.knows(self.headers):
                 status, headers, content = proxy.answer(self.command, self.path, self.headers, body)
             else:
                 status, headers, content = 401, [], b"You are not authenticated."

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from mlflow.entities import ViewType
 from mlflow_helpers import INT_IDS, free_port, make_config, write_evaluation, write_model
 from mlflow_proxy import proxied
 from test_served import expected
@@ -24,6 +25,7 @@ from thawline.errors import TrackingError
 from thawline.stages import fetch, register
 from thawline.tracking import registry, runs
 from thawline.tracking.promotion import promote, rollback
+from thawline.tracking.round_trip import round_trip
 from thawline.tracking.server import connect
 
 pytest_plugins = ["mlflow_fixtures"]
@@ -226,6 +228,24 @@ def test_a_wrong_password_is_told_at_once_and_not_shown(proxy, inputs, tmp_path)
         assert "MLFLOW_TRACKING_PASSWORD" in told.value.remedy
         assert "wr0ng" not in str(told.value)
     assert len(proxy.seen) == 2
+
+
+def test_a_round_trip_leaves_nothing_and_names_the_step_that_the_server_refuses(proxy, tmp_path):
+    config = make_config(tmp_path, uri=proxy.uri, experiment="round-trip")
+    assert "wrote, logged, registered, loaded, deleted" in round_trip(config)
+    proxy.forbids = "registered-models/create"
+    with pytest.raises(TrackingError, match=r"the step `register` failed: .*403") as told:
+        round_trip(config)
+    assert "MLFLOW_TRACKING_USERNAME" in told.value.remedy
+    proxy.forbids = None
+    client = connect(config)
+    experiments = [client.get_experiment_by_name("round-trip").experiment_id]
+    assert client.search_registered_models("name LIKE 'thawline-doctor%'") == []
+    assert client.search_logged_models(experiments) == []
+    assert client.search_runs(experiments) == []
+    deleted = client.search_runs(experiments, run_view_type=ViewType.DELETED_ONLY)
+    assert len(deleted) == 2
+    assert [client.list_artifacts(run.info.run_id) for run in deleted] == [[], []]
 
 
 def test_the_served_model_answers_over_http_without_pickle(server_uri, inputs, tmp_path, request):

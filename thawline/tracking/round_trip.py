@@ -84,9 +84,8 @@ def _there_and_back(config: Config, undo: Undo) -> str:
             client.log_text(run.run_id, NAME, "doctor.txt")
             packed = Path(temporary) / "model"
             _pack(packed)
+            undo.append(lambda: _delete_models(config, client, experiment, run.run_id))
             logged = upload(config, packed, run)
-            undo.append(lambda: client.delete_logged_model(logged.model_id))
-            undo.append(lambda: _delete_files(config, str(logged.artifact_location)))
         with _step(config, "register"):
             name = f"{NAME}-{secrets.token_hex(4)}"
             client.create_registered_model(name)
@@ -129,6 +128,13 @@ def _load(config: Config, client: MlflowClient, name: str, folder: Path) -> None
             f"the model that came back doubles 1.5 and -2 to {answer['value'].tolist()}",
             "look at the artifact store and at what stands between",
         )
+
+
+def _delete_models(config: Config, client: MlflowClient, experiment: str, run_id: str) -> None:
+    """Those that a run logged, one whose upload failed as well."""
+    for logged in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
+        _delete_files(config, str(logged.artifact_location))
+        client.delete_logged_model(logged.model_id)
 
 
 def _delete_files(config: Config, uri: str) -> None:

@@ -244,7 +244,7 @@ def _noted(stage: str, run_id: str) -> Iterator[None]:
             yield
         except BaseException as error:
             status = status_after(error)
-            level = "info" if status == "FINISHED" else "error"
+            level: logs.Level = "info" if status == "FINISHED" else "error"
             logs.note(f"{stage} ends: {status}: {type(error).__name__}: {error}", level)
             raise
         logs.note(f"{stage} ends: FINISHED")
