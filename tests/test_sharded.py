@@ -7,6 +7,7 @@ CHECKS = [
     "updates_equal_one_process_on_the_whole_batch",
     "no_row_at_all_is_a_step_like_any_other",
     "frozen_steps_run_no_backward_and_leave_every_bit",
+    "a_thousand_frozen_steps_take_no_more_memory",
     "the_first_update_after_a_thaw_equals_a_fresh_optimizers",
     "a_thaw_may_keep_the_state",
     "a_frozen_table_beside_one_that_trains_keeps_every_bit",
