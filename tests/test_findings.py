@@ -1,6 +1,6 @@
 from typing import Any
 
-from thawline.evaluation.findings import across_epochs, findings, summary, trivial
+from thawline.evaluation.findings import across_epochs, chance, findings, summary, trivial
 
 
 def tree(
@@ -144,6 +144,30 @@ def test_a_model_that_a_trivial_scorer_beats_is_called_out() -> None:
         "farther from 0.5, whichever way."
     ]
     assert "item_age (0.4000) and as_of_popularity (0.6000) tell positives" in two[0].text
+
+
+def test_a_trivial_scorer_within_the_noise_of_chance_beats_nothing() -> None:
+    scorers = {"never_trained": 0.49, "as_of_popularity": 0.55}
+    wide = tree(0.505, scorers=scorers, widths={"pooled": 0.06})
+    (found,) = trivial("next", wide, sampled=False)
+    assert "as_of_popularity (0.5500) tells" in found.text
+    assert "never_trained" not in found.text
+
+
+def test_an_auc_that_cannot_be_told_from_chance_warns() -> None:
+    def with_ends(low: float, high: float) -> dict[str, Any]:
+        item = tree(0.52, widths={"pooled": 0.1})
+        item["intervals"]["pooled"]["save"]["auc"] = [low, high]
+        return item
+
+    assert texts(chance("next", with_ends(0.48, 0.56))) == [
+        "On next, the save AUC (0.5200) cannot be told from chance: "
+        "its 95 % interval is 0.4800 to 0.5600."
+    ]
+    (below,) = findings({"next": with_ends(0.40, 0.49)}, [], sampled=False)
+    assert (below.level, "worse than chance" in below.text) == ("warning", True)
+    assert chance("next", with_ends(0.51, 0.53)) == []
+    assert chance("next", tree(0.52)) == []
 
 
 def test_the_summary_sets_the_auc_beside_the_oracle() -> None:

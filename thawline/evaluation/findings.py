@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from thawline.data.manifest import TIERS
 from thawline.evaluation.diagnostics import diagnostics
-from thawline.evaluation.finding import Finding, Level, Tree, ends
+from thawline.evaluation.finding import Finding, Level, Tree, ends, primary
 from thawline.evaluation.formatting import listed
 
 __all__ = ["Finding", "findings", "summary"]
@@ -88,6 +88,7 @@ def findings(
         schedule: `schedule.json`.
     """
     found = [
+        *(item for holdout, tree in metrics.items() for item in chance(holdout, tree)),
         *(item for holdout, tree in metrics.items() for item in trivial(holdout, tree, sampled)),
         *across_epochs(epochs, metrics),
         *diagnostics(metrics, epochs, audit=audit, schedule=schedule),
@@ -208,14 +209,35 @@ def _noise(
     return f" This may be noise: the 95 % intervals after an epoch are {spread}."
 
 
+def chance(holdout: str, tree: Tree) -> list[Finding]:
+    """A primary action whose AUC the interval cannot tell from 0.5, or tells to be below."""
+    action = primary(tree)
+    bounds = None if action is None else ends(tree, action, "pooled", "auc")
+    value = tree["pooled"][action]["auc"] if action is not None else None
+    if bounds is None or value is None or bounds[0] > 0.5:
+        return []
+    verdict = "is worse than chance" if bounds[1] < 0.5 else "cannot be told from chance"
+    return [
+        Finding(
+            "warning",
+            holdout,
+            f"On {holdout}, the {action} AUC ({value:.4f}) {verdict}: its 95 % interval is "
+            f"{bounds[0]:.4f} to {bounds[1]:.4f}.",
+        )
+    ]
+
+
 def trivial(holdout: str, tree: Tree, sampled: bool) -> list[Finding]:
     """Trivial scorers that tell positives from negatives too well.
 
     With sampled negatives, one that is more than `MAX_TRIVIAL` from 0.5 means that the sampler
-    leaks. With impressions, one is worth a word only if the model is no better.
+    leaks. With impressions, one is worth a word only if the model is no better. What is nearer to
+    0.5 than half the width of the model's interval may be noise, and beats nothing.
     """
-    action = next(iter(tree["pooled"]), None)
+    action = primary(tree)
     model = tree["pooled"][action]["auc"] if action is not None else None
+    bounds = None if action is None else ends(tree, action, "pooled", "auc")
+    noise = 0.0 if bounds is None else (bounds[1] - bounds[0]) / 2
     strength = {
         name: abs(value - 0.5) for name, value in tree["trivial"].items() if value is not None
     }
@@ -234,7 +256,9 @@ def trivial(holdout: str, tree: Tree, sampled: bool) -> list[Finding]:
             )
         )
     rivals = [
-        names[name] for name in strength if model is not None and strength[name] > model - 0.5
+        names[name]
+        for name in strength
+        if model is not None and strength[name] > max(model - 0.5, noise)
     ]
     if rivals:
         found.append(
