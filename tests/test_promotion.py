@@ -32,7 +32,7 @@ def config(sqlite_config):
         add_version(
             sqlite_config,
             recipe=f"recipe-{number}",
-            **{"auc.save.next": f"0.7{number}1111", "auc.save.next.cold": f"0.5{number}2222"},
+            **{"auc.save.next": f"0.7{number}1177", "auc.save.next.cold": f"0.5{number}2222"},
         )
     return sqlite_config
 
@@ -93,13 +93,14 @@ def test_after_the_champion_is_deleted_nothing_is_guessed(config):
 @pytest.mark.parametrize(
     ("version", "alias", "message"),
     [
-        ("7", "challenger", "looking for models:/thawline-ranker/7"),
+        ("7", "challenger", "there is no version 7 of thawline-ranker"),
         ("", "nobody", "no version of thawline-ranker has the alias 'nobody'"),
     ],
 )
 def test_what_is_not_there_is_not_promoted(config, version, alias, message):
-    with pytest.raises(TrackingError, match=message):
+    with pytest.raises(TrackingError, match=message) as told:
         promote(config, version, alias)
+    assert "see `thawline versions`" in told.value.remedy
 
 
 def test_without_any_model_each_command_says_so(sqlite_config):
@@ -135,8 +136,8 @@ def test_the_commands_list_promote_and_roll_back(config):
     assert thawline("promote") == f"{NAME} version 3 is already @champion, before: version 1\n"
     listed = [line.split() for line in thawline("versions").splitlines() if "recipe-" in line]
     assert listed == [
-        ["3", "challenger,", "champion", "recipe-3", "1", "0.7311", "0.5322"],
-        ["2", "recipe-2", "0.7211", "0.5222"],
-        ["1", "recipe-1", "0.7111", "0.5122"],
+        ["3", "challenger,", "champion", "recipe-3", "1", "0.7312", "0.5322"],
+        ["2", "recipe-2", "0.7212", "0.5222"],
+        ["1", "recipe-1", "0.7112", "0.5122"],
     ]
     assert thawline("rollback") == f"{NAME} version 1 is @champion again, not version 3\n"

@@ -345,7 +345,7 @@ def test_the_catalog_of_the_champion_is_fetched_without_its_weights(
         assert sorted(file.name for file in folder.iterdir()) == ["catalog.parquet", "model.json"]
         previous = read_previous(folder)
         assert previous.catalog.item_id.to_pylist() == INT_IDS
-    with pytest.raises(TrackingError, match=f"looking for models:/{NAME}/7"):
+    with pytest.raises(TrackingError, match=f"there is no version 7 of {NAME}"):
         registry.fetch_catalog(sqlite_config, f"models:/{NAME}/7", tmp_path)
 
 
@@ -365,7 +365,7 @@ def test_a_registered_model_is_fetched_whole_with_its_tags(sqlite_config, folder
         names = {file.relative_to(fetched.folder) for file in fetched.folder.rglob("*")}
         given = {file.relative_to(folders[0]) for file in folders[0].rglob("*")}
         assert names == given | {Path("registered.json")}
-    with pytest.raises(TrackingError, match=f"looking for models:/{NAME}/7"):
+    with pytest.raises(TrackingError, match=f"there is no version 7 of {NAME}"):
         registry.fetch_model(sqlite_config, f"models:/{NAME}/7", tmp_path)
 
 

@@ -177,7 +177,15 @@ def find_version(config: Config, uri: str) -> ModelVersion | None:
     client = connect(config)
     with explained(config, f"looking for {uri}"):
         if match["version"]:
-            return client.get_model_version(match["name"], match["version"])
+            try:
+                return client.get_model_version(match["name"], match["version"])
+            except MlflowException as error:
+                if error.error_code not in ABSENT:
+                    raise
+                raise TrackingError(
+                    f"there is no version {match['version']} of {match['name']}",
+                    "see `thawline versions`",
+                ) from error
         try:
             found = client.get_model_version_by_alias(match["name"], match["alias"])
         except MlflowException as error:

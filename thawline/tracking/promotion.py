@@ -158,7 +158,8 @@ def list_versions(config: Config) -> list[ModelVersion]:
 def auc_of(version: ModelVersion, holdout: str, tier: str = "") -> str:
     """The AUC of the primary action that a version was registered with; empty where it has none."""
     tag = re.compile(rf"thawline\.auc\.[^.]+\.{holdout}{tier and rf'[.]{tier}'}")
-    return next((value[:6] for key, value in version.tags.items() if tag.fullmatch(key)), "")
+    found = next((value for key, value in version.tags.items() if tag.fullmatch(key)), "")
+    return f"{float(found):.4f}" if found else ""
 
 
 def _now() -> str:
