@@ -2,6 +2,10 @@
 
 import pytest
 from rank_runner import run_checks
+from torch.distributed import DistBackendError, is_initialized
+
+from thawline.errors import TrainingError
+from thawline.training.distributed import joined
 
 CHECKS = [
     "training_together_equals_one_process_on_all_requests",
@@ -28,3 +32,21 @@ def outcomes(request):
 @pytest.mark.parametrize("check", CHECKS)
 def test_training_together(outcomes, check):
     assert outcomes[check] == ""
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), TrainingError),
+        (DistBackendError("NCCL error"), TrainingError),
+        (RuntimeError("another one"), RuntimeError),
+    ],
+    ids=["gloo", "nccl", "something else"],
+)
+def test_a_broken_connection_points_to_the_other_processes(raised, seen):
+    with pytest.raises(seen) as caught, joined("cpu", alone=True):
+        raise raised
+    assert ("connection to another process of the job broke" in str(caught.value)) == (
+        seen is TrainingError
+    )
+    assert not is_initialized()

@@ -123,6 +123,9 @@ def joined(device: str, *, alone: bool = False) -> Iterator[Ranks | None]:
 
     Yields:
         None where this process is alone and is not to be a job.
+
+    Raises:
+        TrainingError: From the block, where another process has gone.
     """
     started = dist.is_torchelastic_launched()
     if not (started or alone):
@@ -141,6 +144,15 @@ def joined(device: str, *, alone: bool = False) -> Iterator[Ranks | None]:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield make_ranks(device, local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except RuntimeError as error:
+        # gloo has no class of its own for it.
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise TrainingError(
+            f"the connection to another process of the job broke: {error}",
+            "see what that process says above or below; where it says nothing, it was killed, by a "
+            "lack of memory for example",
+        ) from error
     finally:
         dist.destroy_process_group()
 
