@@ -125,9 +125,9 @@ class ShardedTables(PartTables):
         for name, spec in tables.items():
             if spec.optimizer not in FUSED:
                 raise ConfigError(
-                    f"tables.{name}.optimizer is {spec.optimizer}, which a sharded table does not "
-                    f"have",
-                    f"set it to {', '.join(FUSED)}, or train in one process (tables.engine=local)",
+                    f"tables.{name}.optimizer is {spec.optimizer}, which TorchRec cannot fuse",
+                    f"set it to {', '.join(FUSED)}, or tables.engine=sharded on CPUs, or train in "
+                    "one process (tables.engine=local)",
                 )
             if spec.rows.shape[1] % 4:
                 raise ConfigError(
