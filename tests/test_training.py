@@ -271,6 +271,27 @@ def test_gradients_are_clipped_to_the_given_norm():
     assert float(norm(clipped)) == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("staleness", "order"),
+    [(0, "look fwd back look fwd back"), (1, "look fwd look back fwd back")],
+)
+def test_the_next_lookup_is_launched_between_forward_and_backward(staleness, order):
+    trainer, calls = make_trainer(batches=2, staleness=staleness), []
+    forward, look_up = trainer.forward, trainer.prefetcher.tables.lookup
+
+    def recorded(*arguments):
+        calls.append("fwd")
+        losses = forward(*arguments)
+        losses.total.register_hook(lambda grad: calls.append("back"))
+        return losses
+
+    trainer.forward = recorded
+    trainer.prefetcher.tables.lookup = lambda *rows: calls.append("look") or look_up(*rows)
+    next(trainer.epochs())
+
+    assert " ".join(calls) == order
+
+
 def test_a_loss_that_is_not_finite_stops_with_step_epoch_and_request_ids():
     trainer = make_trainer("co-train")
     broken = make_batch(seed=1)
