@@ -208,6 +208,13 @@ def test_two_runs_with_the_same_checkpoints_do_not_mix(run, tiny_dataset, table,
         run("m")
 
 
+def test_a_run_with_another_config_that_is_under_way_keeps_its_checkpoints(run, tmp_path):
+    with locked_folder(tmp_path / "m.checkpoints" / "another"):
+        (tmp_path / "m.checkpoints" / "another" / "epoch-001.00000000").mkdir()
+        run("m")
+        assert [path.name for path in tmp_path.glob("m.checkpoints/*/*")] == ["epoch-001.00000000"]
+
+
 def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(run, tmp_path):
     with pytest.raises(TrainingError) as caught:
         run("m", learning_rate=1e12, recipe="frozen", checkpoint={"every_steps": 1})

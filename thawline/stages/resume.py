@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from thawline.config import Config
 from thawline.data.manifest import Dataset
 from thawline.data.sources import fingerprints
 from thawline.data.storage import is_remote
-from thawline.errors import ConfigError, DataError, TrainingError
+from thawline.errors import BusyError, ConfigError, DataError, TrainingError
 from thawline.evaluation.gate import primary_figures
 from thawline.folders import locked_folder
 from thawline.tracking.runs import Terminated
@@ -200,8 +200,16 @@ def run_checkpoints(
         if leads:
             checkpoints.clear()
         if leads and root == beside:
-            # With those of runs that were given up.
-            shutil.rmtree(root, ignore_errors=True)
+            _remove_given_up(root)
+
+
+def _remove_given_up(root: Path) -> None:
+    """Removes the checkpoints of runs with other inputs, but for those that are under way."""
+    for folder in root.glob("*"):
+        with suppress(BusyError), locked_folder(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # Somebody is in it.
+        root.rmdir()
 
 
 def require_shared(folder: Path, ranks: Ranks) -> None:
