@@ -541,6 +541,21 @@ def test_a_cluster_that_is_not_there_is_skipped_and_asked_for_once(kubeconfig, t
     assert "no cluster is known here" in take(cluster.looks(Needs(), "")[0]).detail
 
 
+def test_the_command_takes_the_names_from_the_profile(sqlite_config, quick, monkeypatch, tmp_path):
+    nowhere = str(tmp_path / "no-kubeconfig")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", nowhere)
+    place = ("--json", "--set", f"workdir={sqlite_config.workdir}")
+    told = json.loads(doctor(*place, "--profile", "cpu").stdout)
+    names = [each["check"] for each in told["checks"] if each["status"] == "skipped"]
+    assert [name for name in names if "thawline" in name] == [
+        *("secret thawline-mlflow", "secret thawline-object-store"),
+        *("config map thawline-endpoints", "claim thawline-work"),
+    ]
+    monkeypatch.setattr("thawline.cli.doctor.entry_points", lambda group: ())
+    with pytest.raises(ConfigError, match="nothing that is installed knows profiles"):
+        doctor(*place, "--profile", "cpu")
+
+
 @pytest.mark.parametrize("profile", BUILT_IN)
 def test_the_names_are_those_of_the_profile(profile):
     named = needs(profile)

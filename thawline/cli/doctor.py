@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from thawline.cli.common import ConfigOption, SetOption, console, escape, plugin, read
+from thawline.cli.common import ConfigOption, SetOption, console, escape, read
+from thawline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from thawline.stages.doctor.cluster import Needs
     from thawline.stages.doctor.findings import Finding
 
 COLOURS = {"pass": "green", "fail": "bold red", "skipped": "yellow"}
@@ -45,7 +48,7 @@ def doctor(
     The exit code is 1 where something failed.
     """
     settings = read(config, overrides)
-    needs: Any = plugin("thawline.needs", "kubeflow", "--profile")(profile) if profile else None
+    needs = _needs(profile) if profile else None
     from thawline.stages.doctor.findings import examine
     from thawline.stages.doctor.looks import looks
 
@@ -63,6 +66,17 @@ def doctor(
         console().print(_table(findings))
     if failed:
         raise typer.Exit(1)
+
+
+def _needs(profile: str) -> Needs:
+    """What a profile names in a cluster, by whatever package knows profiles."""
+    points = list(entry_points(group="thawline.needs"))
+    if not points:
+        raise ConfigError(
+            "--profile: nothing that is installed knows profiles", "pip install thawline again"
+        )
+    found: Needs = points[0].load()(profile)
+    return found
 
 
 def _table(findings: list[Finding]) -> Table:

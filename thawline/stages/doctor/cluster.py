@@ -130,9 +130,7 @@ class Namespace:
             if error.status == 404:
                 raise ClusterError(
                     f"the namespace {namespace} has no {words} {name}",
-                    f"kubectl config set-context --current --namespace={namespace}; {remedy}"
-                    if not remedy.startswith("kubectl")
-                    else remedy.replace("kubectl", f"kubectl -n {namespace}", 1),
+                    remedy.replace("kubectl", f"kubectl -n {namespace}", 1),
                 ) from error
             if error.status == 403:
                 raise Skipped(

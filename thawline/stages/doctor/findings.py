@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,13 +50,11 @@ def examine(looks: Iterable[Look], begins: Callable[[str], None] = lambda _: Non
         looks: What is to be looked at.
         begins: Is told the name of each.
     """
-
-    def findings() -> Iterator[Finding]:
-        for look in looks:
-            begins(look.name)
-            yield take(look)
-
-    return list(findings())
+    findings = []
+    for look in looks:
+        begins(look.name)
+        findings.append(take(look))
+    return findings
 
 
 def take(look: Look) -> Finding:
