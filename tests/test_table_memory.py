@@ -91,6 +91,17 @@ def test_tables_must_fit_together_and_the_largest_is_named(free):
         require_memory([small, large])
 
 
+def test_the_processes_of_a_machine_must_fit_together(free):
+    own = size("user", rows=10_000)
+    free(4 * own.num_bytes)
+    require_memory([own], processes=4)
+
+    with pytest.raises(ConfigError, match=r"needs 2\.6 MB in each of 5 processes") as raised:
+        require_memory([own], processes=5)
+    assert raised.value.remedy.startswith("start fewer processes here, or give it fewer rows")
+    assert "bfloat16" not in raised.value.remedy
+
+
 def test_without_a_limit_what_the_machine_has_left_is_free(tmp_path):
     root = machine(
         tmp_path,

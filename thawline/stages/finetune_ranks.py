@@ -33,9 +33,10 @@ from thawline.stages.finetune_parts import (
     trainer_options,
     write_model,
 )
-from thawline.stages.id_tables import RunTable, make_tables
+from thawline.stages.id_tables import RunTable, make_tables, table_sizes
 from thawline.stages.machine import share_cores
 from thawline.stages.resume import Keeper, Termination, best_epoch, resume, run_checkpoints
+from thawline.tables.memory import require_memory
 from thawline.tables.parts import PartTables, Shards
 from thawline.tables.split import SplitTables
 from thawline.tracking.runs import Run, stage_run
@@ -72,8 +73,9 @@ def run(
     Raises:
         BusyError: Another job does the same.
         Terminated: After SIGTERM in any process.
-        ConfigError: A setting that sharded tables do not have, named in the message, or a folder
-            for checkpoints that the machines do not share.
+        ConfigError: A setting that sharded tables do not have, named in the message, a folder for
+            checkpoints that the machines do not share, or tables larger than the memory that is
+            free for all processes of a machine.
         DataError: An error of the dataset's audit that `audit.waive` does not name, or a checkpoint
             that cannot be read.
         TrainingError: No request to train on, a loss that is not finite, cold rows without warm
@@ -87,6 +89,9 @@ def run(
     with ranks.agreed():
         if ranks.leads:
             audited(config, data).require()
+        # At the start each process has the whole tables; on GPUs each has a device of its own.
+        beside = ranks.local_size if device == "cpu" else 1
+        require_memory(table_sizes(config, data), device, processes=beside)
     meta = Meta.of(data, config)
     tables = make_tables(config, data, Path(table), device)
     if settings.cold_rows != "keep":

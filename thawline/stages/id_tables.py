@@ -98,12 +98,8 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
         ConfigError: Tables larger than the memory that is free.
     """
     catalog = data.catalog
-    copies = len(FOLDS) if config.finetune.cross_fit else 1
-    shapes: dict[str, tuple[TableRows, int, int]] = {
-        "item": (config.tables.item, copies * catalog.num_rows, config.model.dim)
-    }
-    shapes |= {name: (own, own.rows, own.dim) for name, own in config.tables.others.items()}
-    require_memory([table_size(name, *shape) for name, shape in shapes.items()], device)
+    copies = _copies(config)
+    require_memory(table_sizes(config, data), device)
     support = torch.zeros(catalog.num_rows, dtype=torch.int64)
     support[FIRST_ROW:] = torch.from_numpy(catalog.support.copy())
     tier = torch.full((catalog.num_rows,), TIERS.index("cold"), dtype=torch.int8)
@@ -131,6 +127,19 @@ def make_tables(config: Config, data: Dataset, source: Path, device: str) -> dic
         first = first_rows(name, settings, data, source, config.seed)
         made[name] = _run_table(name, settings, first, support, tier, settings.init, config, device)
     return made
+
+
+def table_sizes(config: Config, data: Dataset) -> list[TableSize]:
+    """What the tables of a run take in the process that makes them."""
+    shapes: dict[str, tuple[TableRows, int, int]] = {
+        "item": (config.tables.item, _copies(config) * data.catalog.num_rows, config.model.dim)
+    }
+    shapes |= {name: (own, own.rows, own.dim) for name, own in config.tables.others.items()}
+    return [table_size(name, *shape) for name, shape in shapes.items()]
+
+
+def _copies(config: Config) -> int:
+    return len(FOLDS) if config.finetune.cross_fit else 1
 
 
 def table_size(name: str, settings: TableRows, rows: int, dim: int) -> TableSize:

@@ -42,18 +42,25 @@ class TableSize:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"`{self.name}` of {self.rows:,} rows x {self.dim} ({dtype}, {self.optimizer})"
 
-    def remedies(self) -> str:
-        """What would make it smaller, most useful first."""
+    def remedies(self, *, alone: bool = True) -> str:
+        """What would make it smaller, most useful first; processes of a job take float32 alone."""
         ways = ["fewer rows", "a narrower dim"]
-        if self.dtype == torch.float32:
+        if self.dtype == torch.float32 and alone:
             ways.append("dtype bfloat16")
         if self.optimizer not in ("row-wise-adagrad", "sgd"):
             ways.append("the optimizer row-wise-adagrad")
         return f"give it {', '.join(ways)}, or run on a machine with more memory"
 
 
-def require_memory(tables: Sequence[TableSize], device: str | torch.device = "cpu") -> None:
+def require_memory(
+    tables: Sequence[TableSize], device: str | torch.device = "cpu", *, processes: int = 1
+) -> None:
     """Sees to it that all of these tables fit in the memory that is free now, before any is made.
+
+    Args:
+        tables: All that a process makes.
+        device: Where.
+        processes: How many of them make as many there at a time.
 
     Raises:
         ConfigError: They do not; the message names the largest, and says what it needs and what
@@ -61,15 +68,18 @@ def require_memory(tables: Sequence[TableSize], device: str | torch.device = "cp
     """
     needed = {table.name: table.num_bytes for table in tables}
     total, free = sum(needed.values()), free_memory(device)
-    if total <= free:
+    if processes * total <= free:
         return
     largest = max(tables, key=lambda table: needed[table.name])
     others = total - needed[largest.name]
     beside = f" and the other tables {_readable(others)}" if others else ""
+    each, fewer = "", ""
+    if processes > 1:
+        each, fewer = f" in each of {processes} processes", "start fewer processes here, or "
     raise ConfigError(
-        f"the table {largest} needs {_readable(needed[largest.name])}{beside}; "
+        f"the table {largest} needs {_readable(needed[largest.name])}{beside}{each}; "
         f"{_readable(free)} of memory are free",
-        largest.remedies(),
+        fewer + largest.remedies(alone=processes == 1),
     )
 
 
