@@ -43,6 +43,21 @@ def read(made: dsl.Input[dsl.Dataset]):
     print("rows", repr(made.metadata["rows"]), os.path.exists(made.path))
 
 
+@dsl.component(**THIN)
+def items() -> list:
+    return ["a", "b"]
+
+
+@dsl.component(**THIN)
+def word() -> str:
+    return "word"
+
+
+@dsl.component(**THIN)
+def tell(item: str, text: str):
+    print(f"{item} of {text}")
+
+
 @dsl.container_component
 def container():
     return dsl.ContainerSpec(image="thawline:test", command=["true"])
@@ -76,6 +91,13 @@ def quoted():
 
 
 @dsl.pipeline
+def loop():
+    before = word()
+    with dsl.ParallelFor(items().output, parallelism=1) as item:
+        tell(item=item, text=before.output)
+
+
+@dsl.pipeline
 def missing_artifact():
     read(made=write_nothing().outputs["out"])
 
@@ -101,6 +123,7 @@ def test_the_list_of_what_the_local_runner_cannot_do_is_as_known(tmp_path, capsy
         "an optional input of a component left unset is refused": "acted" not in attempt(optional),
         "NaN in a metric fails the task": "Fail to serialize NaN" in attempt(undefined),
         "config maps, limits and timeouts are passed over": "acted in nothing" in attempt(settings),
+        "a loop gets its item for an output of a task before it": "a of a" in attempt(loop),
         "an artifact that was never written, with a float for an int": "rows 3.0 False"
         in attempt(missing_artifact),
     }
