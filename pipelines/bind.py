@@ -13,6 +13,7 @@ from thawline.tracking.pipeline import RUN_ID_VARIABLE
 
 RUN_LABEL = "metadata.labels['pipeline/runid']"
 """Label that Kubeflow's API server puts on every pod of a run."""
+WITH_CHECKPOINTS: tuple[Stage, ...] = ("finetune", "trial")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 
 
@@ -54,7 +55,7 @@ def bind(task: Any, stage: Stage, profile: Profile) -> None:
         kubernetes.use_config_map_as_env(task, name, dict(keys))
     for name, keys in profile.secrets.items():
         kubernetes.use_secret_as_env(task, name, dict(keys))
-    if stage == "finetune" and profile.work is not None and profile.work.claim is not None:
+    if stage in WITH_CHECKPOINTS and profile.work is not None and profile.work.claim is not None:
         kubernetes.mount_pvc(task, profile.work.claim, profile.work.folder)
     if profile.image_pull_secrets:
         kubernetes.set_image_pull_secrets(task, list(profile.image_pull_secrets))
@@ -68,7 +69,7 @@ def _told(stage: Stage, settings: StageSettings, profile: Profile) -> dict[str, 
     submits = stage == "finetune" and profile.trainjob is not None
     if settings.accelerator or (submits and profile.trainjob and profile.trainjob.accelerator):
         told[DEVICE_VARIABLE] = "cuda"
-    if stage == "finetune" and profile.work is not None:
+    if stage in WITH_CHECKPOINTS and profile.work is not None:
         told[WORK_VARIABLE] = profile.work.folder
     return told
 

@@ -20,6 +20,7 @@ def build(profile: Profile | None = None) -> Any:
     that it starts from and no other. Inputs are named as those of `retrain`.
     """
     profile = profile or load_profile("local")
+    trials = _trials(profile)
 
     @dsl.pipeline(name=NAME, pipeline_config=pipeline_settings(profile))
     def study_pipeline(
@@ -78,36 +79,65 @@ def build(profile: Profile | None = None) -> Any:
                 source_version=designed.outputs["source_version"],
                 code_version=code_version,
             )
-            with dsl.ParallelFor(designed.outputs["tables"], name="tables") as table:
-                pretrained = pretrain(
-                    config=table,
-                    data_version=cut.outputs["Output"],
-                    code_version=code_version,
-                    dataset=cut.outputs["dataset"],
-                )
-                listed = arms(config=resolved, table=table)
-                with dsl.ParallelFor(listed.output, name="trials") as which:
-                    tried = trial(
-                        config=resolved,
-                        which=which,
-                        data_version=cut.outputs["Output"],
-                        code_version=code_version,
-                        dataset=cut.outputs["dataset"],
-                        table=pretrained.outputs["table"],
-                    )
-                gathered = gather(results=dsl.Collected(tried.outputs["result"]))
-            collected = study(config=resolved, gathered=dsl.Collected(gathered.outputs["gathered"]))
-        for task in (cut, pretrained, tried):
-            task.set_caching_options(True)
-        for task in (designed, listed, gathered, collected, closing):
+            trials(
+                config=resolved,
+                tables=designed.outputs["tables"],
+                data_version=cut.outputs["Output"],
+                code_version=code_version,
+                dataset=cut.outputs["dataset"],
+            )
+        cut.set_caching_options(True)
+        for task in (designed, closing):
             task.set_caching_options(False)
         bind(designed, "start", profile)
         bind(cut, "windows", profile)
+        bind(closing, "finish", profile)
+
+    return study_pipeline
+
+
+def _trials(profile: Profile) -> Any:
+    """The trials of a study and their report, as a pipeline within the pipeline.
+
+    In the pipeline itself, kfp's local runner would give a loop its own item in place of each
+    output of a task before it; what a pipeline within takes arrives as it is.
+    """
+
+    @dsl.pipeline(name="trials")
+    def trials(
+        config: str,
+        tables: list,
+        data_version: str,
+        code_version: str,
+        dataset: dsl.Input[dsl.Dataset],
+    ) -> None:
+        with dsl.ParallelFor(tables, name="tables") as table:
+            pretrained = pretrain(
+                config=table,
+                data_version=data_version,
+                code_version=code_version,
+                dataset=dataset,
+            )
+            listed = arms(config=config, table=table)
+            with dsl.ParallelFor(listed.output, name="trials") as which:
+                tried = trial(
+                    config=config,
+                    which=which,
+                    data_version=data_version,
+                    code_version=code_version,
+                    dataset=dataset,
+                    table=pretrained.outputs["table"],
+                )
+            gathered = gather(results=dsl.Collected(tried.outputs["result"]))
+        collected = study(config=config, gathered=dsl.Collected(gathered.outputs["gathered"]))
+        for task in (pretrained, tried):
+            task.set_caching_options(True)
+        for task in (listed, gathered, collected):
+            task.set_caching_options(False)
         bind(pretrained, "pretrain", profile)
         bind(listed, "start", profile)
         bind(tried, "trial", profile)
         bind(gathered, "start", profile)
         bind(collected, "study", profile)
-        bind(closing, "finish", profile)
 
-    return study_pipeline
+    return trials
