@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thawline.errors import DataError
-from thawline.stages.study import report_only
+from thawline.stages.study_report import report_only
 from thawline.study.comparison import compare_arms, words
 from thawline.study.report import render
 from thawline.study.statistics import paired

@@ -4,7 +4,7 @@ import pytest
 
 from thawline.config import Study, parse_config
 from thawline.errors import ConfigError
-from thawline.stages.study import check
+from thawline.stages.study_report import check
 from thawline.study.design import Design, baseline_values, parse_grid, split_values
 from thawline.study.halving import survivors
 

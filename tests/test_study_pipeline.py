@@ -15,6 +15,7 @@ from pipelines.study import build
 from thawline.config import parse_config
 from thawline.errors import ConfigError, DataError, TrackingError
 from thawline.stages import study_tasks, study_trial
+from thawline.stages.study_files import read_result
 from thawline.tracking import pipeline
 
 pytest_plugins = ["mlflow_fixtures"]
@@ -146,7 +147,7 @@ def test_a_trial_that_its_config_lets_fail_is_a_result_and_a_lost_server_is_none
 
     found = fail_with(DataError("no requests", "widen the window"))
     assert (found["status"], found["error"]) == ("failed", "no requests")
-    assert study_trial.read_result(tmp_path / "out") == found
+    assert read_result(tmp_path / "out") == found
     with pytest.raises(TrackingError):
         fail_with(TrackingError("MLflow does not answer", "start it"))
     assert study_tasks.gather([tmp_path / "out"], tmp_path / "all") == 1

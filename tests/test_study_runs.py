@@ -26,8 +26,8 @@ from thawline.errors import BusyError, DataError
 from thawline.folders import locked_folder
 from thawline.stages import study_trial
 from thawline.stages.study import Standing, run
+from thawline.stages.study_files import Task, read_result, write_result, write_task
 from thawline.stages.study_processes import Job, run_jobs, run_process, threads_of
-from thawline.stages.study_trial import Task, read_result, write_result, write_task
 
 pytest_plugins = ["mlflow_fixtures"]
 

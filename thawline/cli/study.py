@@ -24,7 +24,7 @@ from thawline.config import Config, parse_config
 from thawline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from thawline.stages.study import Outcome
+    from thawline.stages.study_report import Outcome
 
 DASH = "\N{EN DASH}"
 
@@ -78,11 +78,13 @@ def study(
     The same command goes on where it was stopped; what is finished is not run again. All of it can
     be said in the config's `study` section as well.
     """
-    from thawline.stages import study as stage
-
     if report_only is not None:
-        outcome = stage.report_only(report_only)
+        from thawline.stages.study_report import report_only as report_again
+
+        outcome = report_again(report_only)
     else:
+        from thawline.stages import study as stage
+
         settings = _with_study(
             read(config, overrides),
             grid or [],

@@ -13,27 +13,23 @@ trials.parquet  study.json  study.html
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from thawline.config import Config
 from thawline.data.manifest import Dataset
-from thawline.errors import ConfigError, DataError
+from thawline.errors import DataError
 from thawline.folders import locked_folder
 from thawline.stages import pretrain, windows
+from thawline.stages.study_files import Task, read_result
 from thawline.stages.study_processes import Job, Result, Runner, run_jobs, run_process, threads_of
-from thawline.stages.study_trial import Task, read_result
-from thawline.study.comparison import compare_arms
+from thawline.stages.study_report import MADE, Outcome, check, report, score
 from thawline.study.design import Arm, Design, Trial
 from thawline.study.halving import survivors
-from thawline.study.report import REPORT, main_rows, summary, write_report
-from thawline.study.trials import read_study, tidy, write_study
 from thawline.tracking import runs
-from thawline.training.recipes import make_schedule
 
 
 @dataclass
@@ -52,29 +48,6 @@ class Standing:
     error: str = ""
     found: bool = False
     """It had been run before."""
-
-
-@dataclass
-class Outcome:
-    """What a study found."""
-
-    folder: Path
-    facts: dict[str, Any]
-    rows: list[dict[str, Any]]
-    """See `study.comparison.compare_arms`."""
-
-    @property
-    def failed(self) -> list[dict[str, Any]]:
-        """The trials that failed."""
-        return [trial for trial in self.facts["trials"] if trial["status"] == "failed"]
-
-    def main(self) -> list[Mapping[str, Any]]:
-        """The rows of the study's own metric, one an arm."""
-        return main_rows(self.facts, self.rows)
-
-    def words(self) -> list[str]:
-        """What they say, an arm a sentence."""
-        return summary(self.facts, self.rows)
 
 
 Show = Callable[[Standing, Sequence[Standing]], None]
@@ -126,7 +99,7 @@ def run(
                     study.rounds()
                 finally:
                     outcome = study.report()
-                for name in ("trials.parquet", "study.json", REPORT):
+                for name in MADE:
                     tracked.log_artifact(out / name)
             status = "FINISHED"
         except (KeyboardInterrupt, runs.Terminated):
@@ -140,103 +113,6 @@ def run(
             f"see {out / 'trials'}",
         )
     return outcome
-
-
-def check(config: Config) -> Design:
-    """Lays out a study, and fails now over what its trials would fail over late.
-
-    Raises:
-        ConfigError: See `Design`, and the schedules of all arms and rounds.
-        TrackingError: MLflow cannot be used.
-    """
-    design = Design.of(config)
-    for epochs in design.rounds:
-        for trial in design.trials(epochs):
-            if trial.seed == config.study.seeds[0]:
-                try:
-                    make_schedule(trial.config, list(config.events.context))
-                except ConfigError as error:
-                    what = f"study.grid: the arm {trial.arm.name}"
-                    if len(design.rounds) > 1:
-                        what += f", in the round of {epochs} epochs"
-                    raise ConfigError(f"{what}: {error.what}", error.remedy) from error
-    runs.check(config)
-    return design
-
-
-def report_only(folder: str | Path) -> Outcome:
-    """Makes the report of a study's folder again, from `study.json` and `trials.parquet`.
-
-    Raises:
-        DataError: There is no study.
-    """
-    folder = Path(folder)
-    facts, table = read_study(folder)
-    rows = compare_arms(facts, table)
-    write_report(folder / REPORT, facts, rows)
-    return Outcome(folder, facts, rows)
-
-
-def report(
-    folder: Path, design: Design, results: Iterable[Result], went_on: Sequence[Sequence[str]] = ()
-) -> Outcome:
-    """Writes `trials.parquet`, `study.json` and `study.html` of results.
-
-    Args:
-        folder: Where.
-        design: What was to run.
-        results: Of the trials that came to an end.
-        went_on: Names of the arms of each round after the first.
-    """
-    results = list(results)
-    facts = study_facts(design, results, went_on)
-    write_study(folder, facts, tidy(results, list(design.study.grid)))
-    return report_only(folder)
-
-
-def study_facts(
-    design: Design, results: Sequence[Result], went_on: Sequence[Sequence[str]] = ()
-) -> dict[str, Any]:
-    """What `study.json` holds: what was to be studied, and what became of each trial."""
-    finished = [result for result in results if result["status"] == "finished"]
-    study = design.study
-    last = {trial.arm.name: trial.epochs for trial in design.trials()}
-    schedules = {result["arm"]: result["schedule"] for result in finished}
-    first = finished[0] if finished else {}
-    dropped = {
-        name: design.rounds[number]
-        for number, names in enumerate([[arm.name for arm in design.arms], *went_on])
-        for name in names
-        if number < len(went_on) and name not in went_on[number]
-    }
-    return {
-        "grid": study.grid,
-        "seeds": study.seeds,
-        "pretrain": study.pretrain,
-        "metric": study.metric,
-        "holdout": study.holdout,
-        "action": study.action or next(iter(first.get("actions", ())), None),
-        "data_version": first.get("data_version"),
-        "rounds": list(design.rounds),
-        "arms": [
-            {
-                "name": arm.name,
-                "values": dict(arm.values),
-                "baseline": arm.baseline,
-                "epochs": last[arm.name],
-                "dropped_after": dropped.get(arm.name),
-                "schedule": schedules.get(arm.name),
-            }
-            for arm in design.arms
-        ],
-        "trials": [
-            {name: result.get(name) for name in (*_TOLD, "error", "remedy", "seconds")}
-            for result in results
-        ],
-    }
-
-
-_TOLD = ("trial", "arm", "seed", "round", "status")
 
 
 @dataclass
@@ -341,14 +217,3 @@ class _Run:
         scores = [self.standings[key].score for key in keys]
         known = [value for value in scores if value is not None]
         return sum(known) / len(known) if known else None
-
-
-def score(design: Design, result: Result) -> float | None:
-    """The study's metric of a trial; None where it failed or the figure is undefined."""
-    study = design.study
-    tree = result.get("metrics", {}).get(study.holdout)
-    if tree is None:
-        return None
-    action = study.action or result["actions"][0]
-    value = tree["pooled"].get(action, {}).get(study.metric)
-    return None if value is None else float(value)

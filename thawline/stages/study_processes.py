@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from thawline.config import Config
-from thawline.stages.study_trial import LOG, Task, read_result, write_task
+from thawline.stages.study_files import LOG, Task, read_result, write_task
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 60.0

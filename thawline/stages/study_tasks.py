@@ -14,8 +14,9 @@ from pathlib import Path
 
 from thawline.config import Config, Study, dump_config, parse_config
 from thawline.errors import BusyError, ConfigError, DataError, ThawlineError, TrackingError
-from thawline.stages import start, study, study_trial
-from thawline.stages.study_trial import REPORT, RESULT, Task
+from thawline.stages import start
+from thawline.stages.study_files import REPORT, RESULT, Task, write_result
+from thawline.stages.study_report import MADE, Outcome, check, report
 from thawline.stages.task import read_config
 from thawline.study.design import Design, Trial, parse_grid, split_values
 from thawline.tracking import pipeline, runs
@@ -65,7 +66,7 @@ def lay_out(
             "drop it, or use `thawline study`",
         )
     source = start.source_version(config)
-    study.check(config)
+    check(config)
     config = start.pinned(config)
     pipeline.open_parent(config, "study")
     return Started(
@@ -106,6 +107,9 @@ def trial(
         TrackingError: MLflow does not answer, which is no fault of the trial.
         Terminated: After SIGTERM.
     """
+    # The other tasks of a study start without what trains.
+    from thawline.stages import study_trial
+
     config = read_config(text)
     wanted, out = json.loads(which), Path(out)
     found = next(
@@ -131,7 +135,7 @@ def trial(
         raise
     except ThawlineError as error:
         result = task.result("failed", error=error.what, remedy=error.remedy)
-        study_trial.write_result(out, result)
+        write_result(out, result)
         print(error)
         return result
 
@@ -151,7 +155,7 @@ def gather(folders: Iterable[str | Path], out: str | Path) -> int:
     return count
 
 
-def collect(text: str, folders: Iterable[str | Path], out: str | Path) -> study.Outcome:
+def collect(text: str, folders: Iterable[str | Path], out: str | Path) -> Outcome:
     """Makes the study's folder of what its trials found: figures, statistics and the report.
 
     Raises:
@@ -168,8 +172,8 @@ def collect(text: str, folders: Iterable[str | Path], out: str | Path) -> study.
         design = Design.of(config)
         order = {arm.name: place for place, arm in enumerate(design.arms)}
         results.sort(key=lambda result: (order[result["arm"]], result["seed"]))
-        outcome = study.report(out, design, results)
-        for name in ("trials.parquet", "study.json", study.REPORT):
+        outcome = report(out, design, results)
+        for name in MADE:
             tracked.log_artifact(out / name)
         if not any(result["status"] == "finished" for result in results):
             raise DataError(

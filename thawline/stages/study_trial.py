@@ -10,66 +10,15 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thawline.config import Config, dump_config, load_config
+from thawline.config import Config, load_config
 from thawline.errors import ThawlineError
 from thawline.stages import evaluate, finetune
+from thawline.stages.study_files import CONFIG, LOG, REPORT, TASK, Task, write_result
 from thawline.study.trials import light
 from thawline.tracking.runs import Terminated, stage_run
-
-TASK, CONFIG, RESULT, LOG = "task.json", "trial.yaml", "trial.json", "log.txt"
-REPORT = "report.html"
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a trial needs to know beside its config."""
-
-    trial: str
-    """Its key: a name that the same inputs always get."""
-    arm: str
-    values: Mapping[str, Any]
-    """Of the grid's keys."""
-    seed: int
-    round: int
-    """Epochs of the round."""
-    dataset: str
-    table: str
-    parent_run_id: str = ""
-    keep_models: bool = False
-
-    def result(self, status: str, **more: Any) -> dict[str, Any]:
-        """What `trial.json` holds: which trial it is, and what became of it."""
-        own = ("trial", "arm", "values", "seed", "round")
-        return {name: getattr(self, name) for name in own} | {"status": status} | more
-
-
-def write_task(folder: Path, task: Task, config: Config) -> None:
-    """Writes what `main` reads; an older result goes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).unlink(missing_ok=True)
-    (folder / TASK).write_text(json.dumps(asdict(task), indent=2), encoding="utf-8")
-    (folder / CONFIG).write_text(dump_config(config), encoding="utf-8")
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """What became of a trial; None where it has not come to an end."""
-    try:
-        found: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found
-
-
-def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Writes `trial.json`, whole or not at all."""
-    partial = folder / f".{RESULT}.partial"
-    partial.write_text(json.dumps(result, indent=2), encoding="utf-8")
-    partial.rename(folder / RESULT)
 
 
 def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
