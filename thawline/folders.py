@@ -13,6 +13,34 @@ from pathlib import Path
 from thawline.errors import BusyError, DataError, ThawlineError
 
 
+def place_for(out: str | Path, *, folder: bool) -> Path:
+    """The absolute path of an output, whose parent is there afterwards.
+
+    Raises:
+        DataError: It cannot be written there, or would take the place of another kind of thing.
+    """
+    out = Path(out).absolute()
+    if out.exists() and not (out.is_dir() if folder else out.is_file()):
+        kind = "folder" if folder else "file"
+        raise DataError(
+            f"{out} cannot be written: there is something that is no {kind}",
+            "name an output that is new",
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{out} cannot be written: {out.parent} cannot be made ({error.strerror})",
+            "name an output in a place that can be written",
+        ) from error
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise DataError(
+            f"{out} cannot be written: no permission to write into {out.parent}",
+            "name an output in a place that can be written",
+        )
+    return out
+
+
 @contextmanager
 def whole_folder(out: str | Path) -> Iterator[Path]:
     """Gives an empty temporary sibling of `out` that takes its place when the block succeeds.
@@ -20,10 +48,9 @@ def whole_folder(out: str | Path) -> Iterator[Path]:
     What stood at `out` before is replaced; after an error it stays as it was.
 
     Raises:
-        DataError: The disk is full.
+        DataError: The disk is full, or `place_for` finds no place.
     """
-    out = Path(out).absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = place_for(out, folder=True)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -59,10 +86,9 @@ def resumable_folder(out: str | Path) -> Iterator[Path]:
 
     Raises:
         BusyError: Another process is in such a block for the same `out`.
-        DataError: The disk is full.
+        DataError: The disk is full, or `place_for` finds no place.
     """
-    out = Path(out).absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = place_for(out, folder=True)
     temporary = out.with_name(f".{out.name}.partial")
     with locked_folder(temporary):
         for replaced in out.parent.glob(f".{out.name}.*.old"):

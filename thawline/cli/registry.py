@@ -30,7 +30,9 @@ def versions(config: ConfigOption = None, overrides: SetOption = None) -> None:
     """List the registered versions, with their AUC on the days after the fine-tune window."""
     settings = read(config, overrides)
     from thawline.tracking.promotion import auc_of, list_versions
+    from thawline.tracking.server import check
 
+    check(settings)
     found = list_versions(settings)
     listed = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("#", "aliases", "recipe", "data", "before", "AUC", "cold"):
@@ -61,7 +63,9 @@ def promote(
     """Give a registered version the alias of the one in use (`tracking.alias`)."""
     settings = read(config, overrides)
     from thawline.tracking import promotion
+    from thawline.tracking.server import check
 
+    check(settings)
     promoted = promotion.promote(settings, str(version or ""), alias)
     before = f", before: version {promoted.previous}" if promoted.previous else ""
     already = "" if promoted.moved else " already"
@@ -72,7 +76,9 @@ def rollback(config: ConfigOption = None, overrides: SetOption = None) -> None:
     """Give the alias back to the version that had it before."""
     settings = read(config, overrides)
     from thawline.tracking import promotion
+    from thawline.tracking.server import check
 
+    check(settings)
     back = promotion.rollback(settings)
     say(f"{back.name} version {back.version} is @{back.alias} again, not version {back.previous}")
 

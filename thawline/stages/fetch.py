@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from thawline.config import Config
-from thawline.folders import whole_folder
+from thawline.folders import place_for, whole_folder
 from thawline.model.bundle import Bundle
 from thawline.model.vectors import write_table
 from thawline.tracking.fetch import fetch_vectors, local_model, require_model
@@ -24,9 +24,9 @@ def model(config: Config, source: str, out: str | Path) -> None:
         DataError: What was fetched is no whole model folder.
         TrackingError: A URI of another form, no such version or alias, the server's refusal.
     """
-    Path(out).absolute().parent.mkdir(parents=True, exist_ok=True)
+    out = place_for(out, folder=True)
     with (
-        tempfile.TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".fetched-") as scratch,
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=".fetched-") as scratch,
         whole_folder(out) as folder,
     ):
         fetched = require_model(config, source, Path(scratch)).folder
@@ -47,8 +47,7 @@ def table(config: Config, source: str, name: str, out: str | Path) -> None:
         DataError: A damaged model folder, or a table that it has not.
         TrackingError: A URI of another form, no such version or alias, the server's refusal.
     """
-    out = Path(out).absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = place_for(out, folder=False)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".table-") as scratch:
         found = fetch_vectors(config, source, name, Path(scratch))
         if found is None:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from thawline.config import Config
 from thawline.errors import DataError
+from thawline.folders import place_for
 from thawline.model.bundle import Bundle
 from thawline.progress import progress_bar
 from thawline.stages.machine import prepare_machine
@@ -62,12 +63,12 @@ def run(config: Config, model: str, source: str | Path, out: str | Path) -> Summ
 
     Raises:
         DataError: No input, a column that is missing or of the wrong type, or of a name that
-            scores have; not a single request that can be scored; a damaged model folder.
+            scores have; not a single request that can be scored; a damaged model folder, no
+            place for `out`.
         TrackingError: No such version or alias, the server's refusal.
     """
     files = _files(Path(source))
-    out = Path(out).absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = place_for(out, folder=False)
     device = prepare_machine(config.runtime)
     summary = Summary()
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".scores-") as scratch:
