@@ -564,15 +564,17 @@ def test_stages_that_do_not_read_what_has_changed_come_from_the_cache(registered
     _, runs = mlflow_runs(place, refused.parent_run_id)
     stages = [each.data.tags.get("thawline.stage", "parent") for each in runs]
     assert stages == ["parent", "finetune", "finetune", "evaluate"]
+    assert runs[0].data.tags["thawline.cached"] == "windows, pretrain"
+    _, (first, *_) = mlflow_runs(place, registered.parent_run_id)
+    assert "thawline.cached" not in first.data.tags
 
 
 @pytest.mark.slow
 def test_fine_tuning_that_was_stopped_goes_on_in_the_next_try(refused, place):
     _, runs = mlflow_runs(place, refused.parent_run_id)
-    first, second = [
-        each.info.status for each in runs if each.data.tags.get("thawline.stage") == "finetune"
-    ]
-    assert (first, second) == ("KILLED", "FINISHED")
+    tries = [each for each in runs if each.data.tags.get("thawline.stage") == "finetune"]
+    assert [each.info.status for each in tries] == ["KILLED", "FINISHED"]
+    assert [each.data.tags["thawline.attempt"] for each in tries] == ["1", "2"]
     (log,) = place.glob(f"{refused.model.parents[2].name}/pipeline.log")
     assert "finetune: goes on after step " in log.read_text("utf-8")
     assert list((place / "work" / "checkpoints").glob("*/*/checkpoint.json")) == []
