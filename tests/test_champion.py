@@ -234,6 +234,18 @@ def test_a_dataset_that_changes_between_the_two_scorings_is_refused(
         match.play("next", replace(scored, row=np.roll(scored.row, 1)))
 
 
+def test_a_champion_whose_scores_are_nan_is_not_taken_for_the_challenger(
+    config, dataset, models, tmp_path
+):
+    champion, _ = stage.find_champion(against(config, models / "good"), dataset, tmp_path, "cpu")
+    score = champion.translator.score
+    scored = score_holdout(config, dataset, "next", score, users=True)
+    champion.translator.score = lambda batch: score(batch) * float("nan")
+    with pytest.raises(DataError, match=r"champion \(.*good\) .*scores of next are NaN") as error:
+        stage.Match.of(config, dataset, champion).play("next", scored)
+    assert "gate.champion" in error.value.remedy
+
+
 def test_models_are_compared_on_a_dataset_as_the_gate_compares_them(
     config, dataset, models, refused
 ):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlflow_helpers import INT_IDS, make_config, write_model
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from thawline.cli import app
@@ -237,6 +238,15 @@ def test_what_is_no_parquet_and_files_of_several_schemas_are_named(config, model
     with pytest.raises(DataError, match=r"b\.parquet has other columns than .*a\.parquet"):
         score.run(config, str(model), tmp_path / "in", out)
     assert not out.exists()
+
+
+def test_a_model_whose_weights_are_nan_scores_nothing(config, tmp_path):
+    write_model(tmp_path / "model", INT_IDS)
+    file = tmp_path / "model" / "ranker.safetensors"
+    save_file({name: value * float("nan") for name, value in load_file(file).items()}, file)
+    with pytest.raises(DataError, match=r"scores of rows 0 to 11 hold NaN"):
+        scored(config, tmp_path / "model", requests(12), tmp_path)
+    assert not (tmp_path / "scores.parquet").exists()
 
 
 def test_the_command_says_what_it_scored_and_what_it_left_out(model, tmp_path):

@@ -86,11 +86,13 @@ def find_champion(
     try:
         translator = Translator(Bundle.load(folder).to(device), data)
     except DataError as error:
-        called = f"{name} version {version}" if version else name
-        raise DataError(
-            f"the champion ({called}) cannot be compared with: {error.what}", OTHER
-        ) from error
+        raise _incomparable(name, version, error.what) from error
     return Champion(name, version, translator), None
+
+
+def _incomparable(name: str, version: str | None, why: str) -> DataError:
+    called = f"{name} version {version}" if version else name
+    return DataError(f"the champion ({called}) cannot be compared with: {why}", OTHER)
 
 
 @dataclass
@@ -132,6 +134,12 @@ class Match:
             raise DataError(
                 f"{self.data.root}: the requests of {split} changed while they were scored",
                 "evaluate again when nothing else writes to the dataset",
+            )
+        if not np.isfinite(other.logits).all():
+            raise _incomparable(
+                self.champion.name,
+                self.champion.version,
+                f"its scores of {split} are NaN or infinite",
             )
         known = _columns(scored, translator.actions)
         other = replace(_columns(other, translator.actions), user_id=scored.user_id)

@@ -63,8 +63,8 @@ def run(config: Config, model: str, source: str | Path, out: str | Path) -> Summ
 
     Raises:
         DataError: No input, a column that is missing or of the wrong type, or of a name that
-            scores have; not a single request that can be scored; a damaged model folder, no
-            place for `out`.
+            scores have; not a single request that can be scored; a damaged model folder, one
+            that scores NaN, no place for `out`.
         TrackingError: No such version or alias, the server's refusal.
     """
     files = _files(Path(source))
@@ -240,6 +240,12 @@ def _score(
         lists = {name: array.take(chosen) for name, array in lists.items()}
         texts = {name: array.take(chosen) for name, array in texts.items()}
     found = scorer.score(_requests(lists, texts))
+    if not np.isfinite(found.probabilities).all():
+        last = start + len(kept) + len(problems) - 1
+        raise DataError(
+            f"the model's scores of rows {start} to {last} hold NaN",
+            "score with another version: this model's weights are NaN or infinite",
+        )
     summary.counts += found.counts
     scores.write(_table(scorer, batch, found))
 
