@@ -15,7 +15,7 @@ from pipelines.study import build
 from thawline.config import parse_config
 from thawline.errors import ConfigError, DataError, TrackingError
 from thawline.stages import study_tasks, study_trial
-from thawline.stages.study_files import read_result
+from thawline.stages.study_files import gather, read_result
 from thawline.tracking import pipeline
 
 pytest_plugins = ["mlflow_fixtures"]
@@ -150,7 +150,7 @@ def test_a_trial_that_its_config_lets_fail_is_a_result_and_a_lost_server_is_none
     assert read_result(tmp_path / "out") == found
     with pytest.raises(TrackingError):
         fail_with(TrackingError("MLflow does not answer", "start it"))
-    assert study_tasks.gather([tmp_path / "out"], tmp_path / "all") == 1
+    assert gather([tmp_path / "out"], tmp_path / "all") == 1
     with pytest.raises(DataError, match=r"no trial came to an end; .*no requests"):
         study_tasks.collect(started.config, [tmp_path / "all"], tmp_path / "study")
 

@@ -17,7 +17,7 @@ def gather(results: dsl.Input[list[dsl.Artifact]], gathered: dsl.Output[dsl.Arti
     Returns:
         gathered: A folder with one of each trial.
     """
-    from thawline.stages import study_tasks
+    from thawline.stages.study_files import gather as copy
 
-    count = study_tasks.gather([result.path for result in results], gathered.path)
+    count = copy([result.path for result in results], gathered.path)
     gathered.metadata["trials"] = count

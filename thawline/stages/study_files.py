@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,3 +60,18 @@ def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     partial = folder / f".{RESULT}.partial"
     partial.write_text(json.dumps(result, indent=2), encoding="utf-8")
     partial.rename(folder / RESULT)
+
+
+def gather(folders: Iterable[str | Path], out: str | Path) -> int:
+    """Copies what trials found, without their models, into folders under `out`; says how many."""
+    count = 0
+    for folder in folders:
+        for result in sorted(Path(folder).rglob(RESULT)):
+            known = json.loads(result.read_text(encoding="utf-8"))
+            own = Path(out) / known["trial"]
+            own.mkdir(parents=True, exist_ok=True)
+            for name in (RESULT, REPORT):
+                if (result.parent / name).exists():
+                    shutil.copyfile(result.parent / name, own / name)
+            count += 1
+    return count

@@ -7,7 +7,6 @@ given the one table that it starts from. What passes between tasks are texts and
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from thawline.config import Config, Study, dump_config, parse_config
 from thawline.errors import BusyError, ConfigError, DataError, ThawlineError, TrackingError
 from thawline.stages import start
-from thawline.stages.study_files import REPORT, RESULT, Task, write_result
+from thawline.stages.study_files import RESULT, Task, gather, write_result
 from thawline.stages.study_report import MADE, Outcome, check, report
 from thawline.stages.task import read_config
 from thawline.study.design import Design, Trial, parse_grid, split_values
@@ -138,21 +137,6 @@ def trial(
         write_result(out, result)
         print(error)
         return result
-
-
-def gather(folders: Iterable[str | Path], out: str | Path) -> int:
-    """Copies what trials found, without their models, into folders under `out`; says how many."""
-    count = 0
-    for folder in folders:
-        for result in sorted(Path(folder).rglob(RESULT)):
-            known = json.loads(result.read_text(encoding="utf-8"))
-            own = Path(out) / known["trial"]
-            own.mkdir(parents=True, exist_ok=True)
-            for name in (RESULT, REPORT):
-                if (result.parent / name).exists():
-                    shutil.copyfile(result.parent / name, own / name)
-            count += 1
-    return count
 
 
 def collect(text: str, folders: Iterable[str | Path], out: str | Path) -> Outcome:
