@@ -499,11 +499,11 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(tmp_path):
 def test_a_swap_that_was_killed_half_way_is_undone_or_cleaned_up(tmp_path):
     out = tmp_path / "dataset"
     out.mkdir()
-    (out / "old").touch()
+    (out / "model.json").touch()
     out.rename(tmp_path / ".dataset.123.old")
     with pytest.raises(DataError), resumable_folder(out):
         raise DataError("no", "none")
-    assert [file.name for file in out.iterdir()] == ["old"]
+    assert [file.name for file in out.iterdir()] == ["model.json"]
     (tmp_path / ".dataset.123.old").mkdir()
     with resumable_folder(out) as folder:
         (folder / "new").touch()

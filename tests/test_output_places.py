@@ -18,6 +18,21 @@ def test_a_folder_never_takes_the_place_of_a_file(made, tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("made", [whole_folder, resumable_folder])
+def test_a_folder_takes_the_place_of_its_like_or_of_an_empty_one_alone(made, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.txt").write_text("years of work")
+    with pytest.raises(DataError, match="home holds something that no stage made"), made(home):
+        pass
+    assert (home / "thesis.txt").read_text() == "years of work"
+    (home / "thesis.txt").rename(home / "model.json")
+    for _ in range(2):
+        with made(home) as folder:
+            folder.mkdir(exist_ok=True)
+        assert list(home.iterdir()) == []
+
+
 def test_a_file_takes_the_place_of_files_alone(tmp_path):
     for taken in (tmp_path, Path("/dev/null")):
         with pytest.raises(DataError, match="something that is no file"):

@@ -12,6 +12,16 @@ from pathlib import Path
 
 from thawline.errors import BusyError, DataError, ThawlineError
 
+OURS = (
+    "manifest.json",
+    "table.json",
+    "model.json",
+    "evaluation.json",
+    "registration.json",
+    "events.parquet",
+)
+"""Files by which a folder is known as one that a stage or the simulator made."""
+
 
 def place_for(out: str | Path, *, folder: bool) -> Path:
     """The absolute path of an output, whose parent is there afterwards.
@@ -25,6 +35,11 @@ def place_for(out: str | Path, *, folder: bool) -> Path:
         raise DataError(
             f"{out} cannot be written: there is something that is no {kind}",
             "name an output that is new",
+        )
+    if folder and out.is_dir() and any(out.iterdir()) and not any((out / n).exists() for n in OURS):
+        raise DataError(
+            f"{out} holds something that no stage made, which would be lost",
+            "name a folder that is new or empty",
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
