@@ -287,9 +287,10 @@ def test_compile_takes_a_profile(tmp_path, monkeypatch, capsys):
     mine = write(tmp_path, "extends: cpu")
     monkeypatch.chdir(tmp_path)
     compile_pipelines(mine)
-    assert "activeDeadlineSeconds" in (tmp_path / "retrain.mine.yaml").read_text("utf-8")
+    for name in ("retrain", "study"):
+        assert "activeDeadlineSeconds" in (tmp_path / f"{name}.mine.yaml").read_text("utf-8")
     compile_pipelines("gpu", check=True)
-    assert "1 files are up to date" in capsys.readouterr().out
+    assert "2 files are up to date" in capsys.readouterr().out
 
 
 # What a task makes of it.

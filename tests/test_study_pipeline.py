@@ -8,6 +8,7 @@ import yaml
 from google.protobuf import json_format
 from mlflow import MlflowClient
 
+from pipelines.bind import SHARED_MEMORY
 from pipelines.commands import COMPILED
 from pipelines.ir import Compiled, dangling
 from pipelines.local import execute
@@ -86,6 +87,27 @@ def test_a_loops_input_that_nothing_iterates_over_is_found(compiled):
     )
     problems = dangling(Compiled.parse(broken))
     assert any(item["itemInput"] in problem for problem in problems)
+
+
+def test_a_trial_on_a_gpu_gets_what_a_gpu_task_needs_and_the_volume_of_its_checkpoints():
+    gpu = Compiled.parse((COMPILED / "study.gpu.yaml").read_text(encoding="utf-8"))
+    wanted = {
+        name.removeprefix("exec-")
+        for name, executor in gpu.deployment.executors.items()
+        if executor.container.resources.HasField("accelerator")
+    }
+    assert wanted == {"pretrain", "trial"}
+    settings = gpu.kubernetes["exec-trial"]
+    assert [each.mount_path for each in settings.empty_dir_mounts] == [SHARED_MEMORY]
+    assert [each.mount_path for each in settings.pvc_mount] == ["/work"]
+    assert settings.tolerations
+    assert settings.node_selector.labels
+    told = gpu.deployment.executors["exec-trial"].container.env
+    assert {each.name: each.value for each in told} == {
+        "THAWLINE_DEVICE": "cuda",
+        "THAWLINE_WORK": "/work",
+    }
+    assert not gpu.kubernetes["exec-study"].pvc_mount
 
 
 def test_trials_are_listed_by_the_pretraining_that_they_start_from(workdir):
