@@ -4,6 +4,7 @@ import pytest
 import torch
 from tensors import NUM_ROWS, SETTINGS, ListReader, make_batch, make_ranker, make_weight
 
+from thawline.config.training import Accumulation
 from thawline.data.batches import Batch
 from thawline.tables import LocalTable, make_optimizer
 from thawline.training.components import TrainedTable
@@ -117,3 +118,10 @@ def test_fused_micro_batches_update_the_rows_each_and_the_network_by_their_mean(
     for own, other in zip(weights(trainer), [table.weight, *ranker.parameters()], strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-5)
     assert trainer.step == 10
+
+
+def test_a_config_says_in_words_how_micro_batches_add_up():
+    assert Accumulation().words == "none"
+    assert Accumulation(micro_batches=4).words == "exact, 4 micro-batches a step"
+    fused = Accumulation(micro_batches=4, tables="fused", factor="mean")
+    assert fused.words == "fused, 4 micro-batches a step, tables' learning rate x 0.25"

@@ -229,6 +229,14 @@ class Accumulation(Section):
             return 1.0
         return 1.0 / self.micro_batches if self.factor == "mean" else self.factor
 
+    @property
+    def words(self) -> str:
+        """How micro-batches add up, for a report."""
+        if self.micro_batches == 1:
+            return "none"
+        how = f", tables' learning rate x {self.table_factor:g}" if self.tables == "fused" else ""
+        return f"{self.tables}, {self.micro_batches} micro-batches a step{how}"
+
 
 class Checkpoint(Section):
     """Checkpoints of fine-tuning, from which a run that was killed goes on."""

@@ -194,11 +194,13 @@ def _facts(model: Tree) -> dict[str, Any]:
         "epochs",
         "exported_epoch",
         "seed",
+        "staleness",
+        "accumulation",
         "data_version",
         "num_rows",
         "thawline_version",
     )
-    facts = {name: model[name] for name in names if name in model}
+    facts = {name: model[name] for name in names if model.get(name) not in (None, "")}
     shape = model.get("model")
     if isinstance(shape, Mapping):
         facts["network"] = ", ".join(f"{key} {value}" for key, value in shape.items())

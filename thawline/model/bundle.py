@@ -66,6 +66,10 @@ class Meta(BaseModel):
     """After how many epochs the model was taken."""
     cold_rows: str = "keep"
     """How the item rows of tier cold were moved after training (`finetune.cold_rows`)."""
+    staleness: int | None = None
+    """Updates that a lookup missed in training; None in models of earlier versions."""
+    accumulation: str = ""
+    """How micro-batches were added up, in words; empty in models of earlier versions."""
 
     @classmethod
     def of(cls, dataset: Dataset, config: Config) -> Meta:
@@ -88,6 +92,8 @@ class Meta(BaseModel):
             export=config.finetune.export,
             exported_epoch=config.finetune.epochs,
             cold_rows=config.finetune.cold_rows,
+            staleness=config.finetune.staleness,
+            accumulation=config.finetune.accumulation.words,
         )
 
     def make_ranker(self) -> Ranker:
