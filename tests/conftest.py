@@ -74,6 +74,7 @@ def tiny_clicks_dataset(tiny_clicks_config, tmp_path_factory):
     return built(tiny_clicks_config, tmp_path_factory.mktemp("data") / "clicks")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook.
 def pytest_collection_modifyitems(items):
     """Keeps a file's tests in one process, which makes its datasets once; Spark starts in one."""
     for item in items:
