@@ -15,7 +15,7 @@ run: $(INSTALLED)  ## Simulated feed, all five stages through Kubeflow's local r
 	$(BIN)/thawline run --config $(CONFIG) --runner kubeflow
 
 test: $(INSTALLED)  ## Every test, the slow ones too
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: $(INSTALLED)  ## Format, lint and types
 	$(BIN)/ruff format --check .

@@ -72,11 +72,3 @@ def tiny_clicks_config(tiny_dataset, tmp_path_factory):
 def tiny_clicks_dataset(tiny_clicks_config, tmp_path_factory):
     """About 300 requests to train on, of one positive each; negatives have to be sampled."""
     return built(tiny_clicks_config, tmp_path_factory.mktemp("data") / "clicks")
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook.
-def pytest_collection_modifyitems(items):
-    """Keeps a file's tests in one process, which makes its datasets once; Spark starts in one."""
-    for item in items:
-        spark = "spark" in item.fixturenames or "spark" in item.name
-        item.add_marker(pytest.mark.xdist_group("spark" if spark else item.path.name))
