@@ -95,7 +95,9 @@ def run(
 
 def overrides(changes: Mapping[str, str | int | float]) -> list[str]:
     """The changes of inputs as overrides of the config's text; see `run`."""
-    return [f"{key}={json.dumps(value)}" for key, value in changes.items() if value not in UNCHANGED]
+    return [
+        f"{key}={json.dumps(value)}" for key, value in changes.items() if value not in UNCHANGED
+    ]
 
 
 def from_champion(config: Config) -> Config:

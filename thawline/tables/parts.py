@@ -6,6 +6,7 @@ collective: each process makes it, in the same order.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -224,7 +225,7 @@ class PartTable:
         return rows.to(self._open.device)
 
 
-class PartTables(TableGroup):
+class PartTables(TableGroup, ABC):
     """ID tables split by rows over the processes of a group, and any others beside them."""
 
     def __init__(self, tables: Mapping[str, Shards], group: dist.ProcessGroup) -> None:
@@ -251,13 +252,13 @@ class PartTables(TableGroup):
         return self
 
     @property
+    @abstractmethod
     def in_flight(self) -> int:
         """How many exchanges may be under way."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(self) -> None:
         """Waits for all that is under way, so that another collective may be launched."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
