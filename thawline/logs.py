@@ -72,7 +72,7 @@ def fail(error: ThawlineError) -> None:
         _write(str(error), "error", json_lines=True)
         return
     text = without_secrets(str(error)).replace("[", r"\[")
-    Console(stderr=True).print(f"[bold red]Error:[/] {text}", highlight=False)
+    Console(stderr=True).print(f"[bold red]Error:[/] {text}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

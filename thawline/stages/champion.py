@@ -135,14 +135,14 @@ class Match:
                 f"{self.data.root}: the requests of {split} changed while they were scored",
                 "evaluate again when nothing else writes to the dataset",
             )
+        known = _columns(scored, translator.actions)
+        other = replace(_columns(other, translator.actions), user_id=scored.user_id)
         if not np.isfinite(other.logits).all():
             raise _incomparable(
                 self.champion.name,
                 self.champion.version,
                 f"its scores of {split} are NaN or infinite",
             )
-        known = _columns(scored, translator.actions)
-        other = replace(_columns(other, translator.actions), user_id=scored.user_id)
         figures: dict[tuple[str, str, str], Measured] = measure(
             Sides(known, tier, other.logits), **settings
         )
