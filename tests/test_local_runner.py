@@ -104,15 +104,17 @@ def missing_artifact():
 
 def test_the_list_of_what_the_local_runner_cannot_do_is_as_known(tmp_path, capsys):
     def attempt(pipeline, **arguments):
-        """What it printed, or the first line of its error."""
+        """What it printed, and its error; other tests' loggers may keep it from standard output."""
+        log = tmp_path / pipeline.name / "pipeline.log"
+        failed = ""
         package = tmp_path / f"{pipeline.name}.yaml"
         try:
             compiler.Compiler().compile(pipeline, str(package))
             execute(package, tmp_path / pipeline.name, arguments)
         except Exception as error:
-            log = tmp_path / pipeline.name / "pipeline.log"
-            return f"{error!r} {log.read_text('utf-8') if log.exists() else ''}"
-        return capsys.readouterr().out
+            failed = repr(error)
+        written = log.read_text("utf-8") if log.exists() else ""
+        return f"{failed} {written} {capsys.readouterr().out}"
 
     found = {
         "containers without Python are refused": "only supports running Lightweight Python"

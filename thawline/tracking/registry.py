@@ -88,7 +88,11 @@ def register(
         if alias != CHALLENGER:
             give_alias(config, run.client, version)
         with explained(config, f"tagging {name} version {number}"):
-            run.client.set_model_version_tag(name, number, ALIASED_TAG, alias)
+            try:
+                run.client.set_model_version_tag(name, number, ALIASED_TAG, alias)
+            except MlflowException:
+                # Another process wrote the same tag at this instant: now it is there to be set.
+                run.client.set_model_version_tag(name, number, ALIASED_TAG, alias)
     run.set_tags({"thawline.model_version": f"{name}/{number}"})
     return Registration(name, number, alias)
 
