@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlflow import MlflowClient
@@ -63,6 +64,18 @@ def promote(config: Config, version: str = "", alias: str = CHALLENGER) -> Promo
     return give_alias(config, connect(config), found)
 
 
+def put(write: Callable[..., None], *values: str) -> None:
+    """Sets a tag or an alias, a second time where the first fails.
+
+    Where two processes set a new one at one instant, MLflow's database refuses the later of them;
+    by then it is there, so that it can be set.
+    """
+    try:
+        write(*values)
+    except MlflowException:
+        write(*values)
+
+
 def give_alias(config: Config, client: MlflowClient, version: ModelVersion) -> Promotion:
     """Gives a version the alias `tracking.alias`, and tags it with the one that had it before.
 
@@ -76,9 +89,9 @@ def give_alias(config: Config, client: MlflowClient, version: ModelVersion) -> P
             return Promotion(name, number, alias, version.tags.get(PREVIOUS_TAG, ""), moved=False)
         # The tags first: without them, a version that has the alias could not be rolled back.
         if before:
-            client.set_model_version_tag(name, number, PREVIOUS_TAG, before)
-        client.set_model_version_tag(name, number, PROMOTED_TAG, _now())
-        client.set_registered_model_alias(name, alias, number)
+            put(client.set_model_version_tag, name, number, PREVIOUS_TAG, before)
+        put(client.set_model_version_tag, name, number, PROMOTED_TAG, _now())
+        put(client.set_registered_model_alias, name, alias, number)
     return Promotion(name, number, alias, before, moved=True)
 
 

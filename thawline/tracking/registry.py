@@ -18,7 +18,7 @@ from thawline.model.vectors import vector_bytes, write_vectors
 from thawline.tracking.fetch import ABSENT, VECTORS, FetchedModel, fetch_catalog, fetch_model
 from thawline.tracking.lineage import PARENT_TAG, read_evaluation, version_tags
 from thawline.tracking.packing import pack, upload
-from thawline.tracking.promotion import give_alias
+from thawline.tracking.promotion import give_alias, put
 from thawline.tracking.run import Run
 from thawline.tracking.server import CHALLENGER, check_names, explained
 
@@ -84,15 +84,11 @@ def register(
         alias = CHALLENGER
     if version.tags.get(ALIASED_TAG) != alias:
         with explained(config, f"giving {name} version {number} the alias {CHALLENGER}"):
-            run.client.set_registered_model_alias(name, CHALLENGER, number)
+            put(run.client.set_registered_model_alias, name, CHALLENGER, number)
         if alias != CHALLENGER:
             give_alias(config, run.client, version)
         with explained(config, f"tagging {name} version {number}"):
-            try:
-                run.client.set_model_version_tag(name, number, ALIASED_TAG, alias)
-            except MlflowException:
-                # Another process wrote the same tag at this instant: now it is there to be set.
-                run.client.set_model_version_tag(name, number, ALIASED_TAG, alias)
+            put(run.client.set_model_version_tag, name, number, ALIASED_TAG, alias)
     run.set_tags({"thawline.model_version": f"{name}/{number}"})
     return Registration(name, number, alias)
 
