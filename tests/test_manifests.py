@@ -12,8 +12,7 @@ import pytest
 import yaml
 from kubeflow_spark_api import models as spark
 from kubeflow_trainer_api import models as trainer
-
-from tests.kustomize import render
+from kustomize import render
 
 K8S = Path(__file__).parent.parent / "k8s"
 PLACES = ["mlflow", "runs", "trainjob", "spark", "overlays/local", "overlays/gpu"]
