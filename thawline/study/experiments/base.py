@@ -1,0 +1,97 @@
+"""What a designed experiment is, and what all of them share.
+
+An experiment is a study whose arms and contrasts are chosen to answer one question, with a page
+that says what others have reported of it. What it varies is its own; seeds, metric and everything
+else come from the user's config. The registry is the package itself; running one is
+`thawline.stages.experiment`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import yaml
+from markupsafe import Markup
+
+from thawline.config import Config, parse_config
+
+Tree = Mapping[str, Any]
+Changes = Mapping[str, Any]
+"""Config keys and their values, as `--set` has them."""
+
+CHEAP: Changes = {"evaluation.bootstrap": 0, "evaluation.retrieval_requests": 0}
+"""What no trial of an experiment computes, since no comparison of arms reads it."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of an experiment's page."""
+
+    title: str
+    words: Sequence[str] = ()
+    """Sentences: what is to be seen."""
+    html: Markup = Markup()
+    """Drawings and tables (`parts`), made of escaped texts."""
+
+
+Page = Callable[[Tree, pa.Table, Sequence[Tree]], list[Section]]
+"""From `study.json`, `trials.parquet` and the rows of `compare_arms`."""
+
+
+def never(config: Config) -> str | None:
+    """No config is unfit."""
+    return None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, and the study that answers it."""
+
+    name: str
+    """Its subcommand."""
+    title: str
+    question: str
+    """One or two sentences."""
+    reported: Sequence[str]
+    """What the article and the reproduction found, a sentence each."""
+    lay_out: Callable[[Config], Config]
+    """The config with its study: arms, contrasts, baseline; may set what all arms share."""
+    needs: Callable[[Config], str | None] = never
+    """Why a config cannot answer the question; None: it can."""
+    page: Page | None = None
+    """Sections of its own, before those of every study."""
+
+
+def arms_of(config: Config, arms: Mapping[str, Changes], **study: Any) -> Config:
+    """The config with a study of these arms.
+
+    Args:
+        config: Its `study.grid` stays: each arm is crossed with it.
+        arms: By name, what an arm changes; no change is the config itself.
+        study: Other keys of `study`: `baseline`, `contrasts`.
+
+    Raises:
+        ConfigError: An arm or a contrast that cannot be.
+    """
+    tree = config.model_dump(mode="json")
+    tree["study"] |= {"arms": {name: {"set": dict(own)} for name, own in arms.items()}, **study}
+    return parse_config(yaml.safe_dump(tree), overrides(CHEAP), source="the experiment")
+
+
+def changed(config: Config, changes: Changes) -> Config:
+    """The config with some keys set, for all arms.
+
+    Raises:
+        ConfigError: A key or a value that cannot be.
+    """
+    tree = config.model_dump(mode="json")
+    return parse_config(yaml.safe_dump(tree), overrides(changes), source="the experiment")
+
+
+def overrides(changes: Changes) -> list[str]:
+    """As `--set` has them."""
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
