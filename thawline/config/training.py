@@ -279,6 +279,13 @@ class Finetune(Section):
         "drifted: by their mean, by a ridge-fitted affine map, or as the nearest ones.",
     )
     epochs: Count = 3
+    examples: Literal["all", "replay", "fresh"] = Field(
+        "all",
+        description="all: every epoch shows all training requests. replay, fresh: they are cut "
+        "into as many equal parts as there are epochs, by a hash of their ids, and each epoch "
+        "shows one: the same again (replay), or another (fresh), in which no request is seen "
+        "twice.",
+    )
     batch_size: Count = 512
     learning_rate: Positive = Field(1e-3, description="Adam, for the network.")
     clip_norm: Positive | None = Field(None, description="Clips the network's gradient norm.")

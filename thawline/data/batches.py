@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thawline.data.epochs import Epochs
+from thawline.data.examples import Examples
 from thawline.data.ids import IdRows, IdTableSpec, read_item_ids, require_ids, stored_as
 from thawline.data.manifest import PADDING_ROW, Dataset, Split
 from thawline.data.negatives import NegativeSampler
@@ -133,6 +134,7 @@ class RequestReader:
         group_by_length: bool = False,
         shard: Shard | None = None,
         pin_memory: bool = False,
+        examples: Examples | None = None,
     ) -> None:
         """Counts the split's requests.
 
@@ -154,10 +156,11 @@ class RequestReader:
             shard: Which of the requests are read here, if several readers share them.
             pin_memory: Makes batches in pinned memory, from which `Batch.to` copies to a CUDA
                 device without waiting.
+            examples: Which requests each epoch shows; None: all of them.
 
         Raises:
-            DataError: A part file that is missing, not Parquet or lacks a column, or a dataset that
-                was built without the ids of a table.
+            DataError: A part file that is missing, not Parquet or lacks a column, a dataset that
+                was built without the ids of a table, or too few requests for parts.
         """
         manifest = dataset.manifest
         tables = dict(id_columns or {})
@@ -195,6 +198,7 @@ class RequestReader:
             ("history_row", "history_action", "candidate_row"), np.int64
         )
         lists = [*self._history_types, *self._candidate_types]
+        examples = examples or Examples()
         groups = RowGroups(
             dataset.request_files(split),
             held_out=split == "in_window",
@@ -206,6 +210,7 @@ class RequestReader:
             decode=self._decode,
             expected=manifest.requests.get(split, 0),
             limit=limit,
+            parts=examples.parts,
         )
         self._epochs = Epochs(
             groups,
@@ -217,6 +222,7 @@ class RequestReader:
             sort_by="history" if group_by_length else None,
             prefetch=prefetch,
             shard=shard or Shard(),
+            examples=examples,
         )
         self.batch_size = batch_size
         """Requests a batch."""
@@ -226,7 +232,7 @@ class RequestReader:
         """Batches of an epoch; shards may differ by one."""
 
     def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
-        """Every request once, in an order (and with negatives) fixed by `seed` and `index`.
+        """The requests of an epoch once, in an order (and with negatives) fixed by `seed`, `index`.
 
         A thread reads ahead from the first `next` until the end, or until the iterator is closed
         or dropped.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from thawline.data.background import Cancelled, run_ahead
 from thawline.data.buffers import Buffer, plan_buffers
+from thawline.data.examples import Examples
 from thawline.data.ragged import Joiner, Rows
 from thawline.data.row_groups import RowGroups
 from thawline.data.shards import Piece, Shard
@@ -51,11 +52,13 @@ class Epochs:
     caller's."""
     shard: Shard
     """Which of the rows are read here."""
+    examples: Examples = field(default_factory=Examples)
+    """Which rows an epoch has; `groups` are cut into its `parts`."""
 
     @property
     def num_rows(self) -> int:
         """Rows of an epoch."""
-        low, high = self.shard.span(self.groups.num_rows)
+        low, high = self.shard.span(self.groups.num_rows // self.examples.parts)
         return high - low
 
     @property
@@ -117,13 +120,15 @@ class Epochs:
             "shuffle": self.shuffle,
             "shuffle_groups": self.buffer_groups,
             "group_by_length": self.sort_by is not None,
+            "examples": [self.examples.kind, self.examples.parts],
             "shard": [self.shard.index, self.shard.count],
         }
 
     def _cut_all(
         self, epoch: int, start: int, cancelled: Cancelled
     ) -> Generator[tuple[Rows, np.ndarray]]:
-        pieces, buffers = self._plan(epoch)
+        groups = self.groups.part(self.examples.part(epoch))
+        pieces, buffers = self._plan(epoch, groups)
         buffer = next(buffers, None)
         while buffer is not None and start >= buffer.num_batches:
             start -= buffer.num_batches
@@ -132,8 +137,8 @@ class Epochs:
             return
         filling, spare = Joiner(self.buffer_groups), Joiner(self.buffer_groups)
         if len(buffer.carried):
-            filling.add(self._read_again(pieces, buffer.carried))
-        with closing(self._read_all(pieces[buffer.first :], cancelled)) as chunks:
+            filling.add(_read_again(groups, pieces, buffer.carried))
+        with closing(self._read_all(groups, pieces[buffer.first :], cancelled)) as chunks:
             _fill(filling, chunks, buffer.num_pieces)
             while buffer is not None and not cancelled():
                 rows = filling.rows()
@@ -150,13 +155,13 @@ class Epochs:
                     filled += _fill(filling, chunks, wanted * number // len(batches) - filled)
                 _fill(filling, chunks, wanted - filled)
 
-    def _plan(self, epoch: int) -> tuple[list[Piece], Iterator[Buffer]]:
+    def _plan(self, epoch: int, groups: RowGroups) -> tuple[list[Piece], Iterator[Buffer]]:
         # Every shard draws alike: they agree on the order of the groups, and batches sorted by
         # length take similar turns, so that no rank waits for another's long batch.
         rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
-        count = len(self.groups)
+        count = len(groups)
         order = np.arange(count) if rng is None else rng.permutation(count)
-        pieces = self.shard.pieces(self.groups.sizes, order)
+        pieces = self.shard.pieces(groups.sizes, order)
         return pieces, plan_buffers(
             pieces,
             rng,
@@ -168,30 +173,34 @@ class Epochs:
     def _lengths(self, rows: Rows) -> np.ndarray | None:
         return None if self.sort_by is None else rows.lists[self.sort_by].lengths
 
-    def _read_all(self, pieces: list[Piece], cancelled: Cancelled) -> Generator[Rows]:
+    def _read_all(
+        self, groups: RowGroups, pieces: list[Piece], cancelled: Cancelled
+    ) -> Generator[Rows]:
         """Each piece's rows; a thread of its own decodes the next while this one is used."""
 
         def source(dropped: Cancelled) -> Iterator[Rows]:
-            return (self._read(piece) for piece in pieces if not (dropped() or cancelled()))
+            return (_read(groups, piece) for piece in pieces if not (dropped() or cancelled()))
 
         return run_ahead(source, min(self.prefetch, 1))
 
-    def _read(self, piece: Piece) -> Rows:
-        rows = self.groups.read(piece.group)
-        whole = piece.high - piece.low == len(rows)
-        return rows if whole else rows.take(np.arange(piece.low, piece.high))
 
-    def _read_again(self, pieces: list[Piece], wanted: np.ndarray) -> Rows:
-        """Rows by their numbers over all pieces, in the order asked for."""
-        ends = np.cumsum([piece.high - piece.low for piece in pieces])
-        home = np.searchsorted(ends, wanted, side="right")
-        joiner = Joiner(1)
-        for number in np.unique(home).tolist():
-            piece = pieces[number]
-            places = wanted[home == number] - (ends[number] - (piece.high - piece.low))
-            joiner.add(self._read(piece).take(places))
-        grouped = np.argsort(home, kind="stable")
-        return joiner.rows().take(np.argsort(grouped))
+def _read(groups: RowGroups, piece: Piece) -> Rows:
+    rows = groups.read(piece.group)
+    whole = piece.high - piece.low == len(rows)
+    return rows if whole else rows.take(np.arange(piece.low, piece.high))
+
+
+def _read_again(groups: RowGroups, pieces: list[Piece], wanted: np.ndarray) -> Rows:
+    """Rows by their numbers over all pieces, in the order asked for."""
+    ends = np.cumsum([piece.high - piece.low for piece in pieces])
+    home = np.searchsorted(ends, wanted, side="right")
+    joiner = Joiner(1)
+    for number in np.unique(home).tolist():
+        piece = pieces[number]
+        places = wanted[home == number] - (ends[number] - (piece.high - piece.low))
+        joiner.add(_read(groups, piece).take(places))
+    grouped = np.argsort(home, kind="stable")
+    return joiner.rows().take(np.argsort(grouped))
 
 
 def _fill(joiner: Joiner, chunks: Iterator[Rows], most: int) -> int:

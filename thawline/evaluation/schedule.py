@@ -54,6 +54,7 @@ def words(schedule: Tree) -> list[str]:
     memorised rows can touch.
     """
     epochs = int(schedule["epochs"])
+    fresh = schedule.get("examples") == "fresh"
     tables: dict[tuple[Any, ...], list[str]] = {}
     for name, described in schedule["components"].items():
         if _is_table(name):
@@ -74,7 +75,7 @@ def words(schedule: Tree) -> list[str]:
                 verb = "trains" if one and not tier else "train"
                 sentences.append(
                     f"The {what} {noun} {verb} {_when(own, epochs)}; "
-                    f"{_seen_again(own, epochs, renewal)}."
+                    f"{_seen_again(own, epochs, renewal, fresh=fresh)}."
                 )
     return sentences
 
@@ -153,9 +154,9 @@ def _when(windows: Windows, epochs: int) -> str:
     return f"{_and(parts)} of {epochs} epochs only"
 
 
-def _seen_again(windows: Windows, epochs: int, renewal: str | None) -> str:
+def _seen_again(windows: Windows, epochs: int, renewal: str | None, *, fresh: bool) -> str:
     share = written_then_replayed([(w.start, w.end) for w in windows], epochs)
-    if share <= 0:
+    if share <= 0 or fresh:
         return "no example is seen again after its rows were written"
     seen = "every example is" if share >= 1 else f"{share:.0%} of the examples are"
     whose = "its" if share >= 1 else "their"

@@ -12,6 +12,7 @@ import torch
 from thawline.config import Config
 from thawline.data.audit import audited
 from thawline.data.batches import RequestReader
+from thawline.data.examples import Examples
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
 from thawline.folders import whole_folder
@@ -126,6 +127,7 @@ def run(
             prefetch=settings.prefetch_batches,
             shuffle_groups=settings.shuffle_groups,
             group_by_length=settings.group_by_length,
+            examples=Examples(settings.examples, settings.epochs),
             pin_memory=device == "cuda",
             id_columns=config.tables.others,
         )
@@ -184,6 +186,6 @@ def run(
             tables["item"],
             epochs,
             exported=exported,
-            described=describe(schedule, trainer.components),
+            described=describe(schedule, trainer.components, examples=settings.examples),
         )
     return epochs

@@ -18,6 +18,7 @@ from thawline.config import Config
 from thawline.config.shardable import require_shardable
 from thawline.data.audit import audited
 from thawline.data.batches import RequestReader
+from thawline.data.examples import Examples
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
 from thawline.folders import whole_folder
@@ -205,7 +206,7 @@ def run(
                     tables["item"],
                     epochs,
                     exported=exported,
-                    described=describe(schedule, trainer.components),
+                    described=describe(schedule, trainer.components, examples=settings.examples),
                 )
     ranks.wait()
     return epochs
@@ -248,6 +249,7 @@ def make_reader(config: Config, data: Dataset, ranks: Ranks, device: str) -> Req
         prefetch=settings.prefetch_batches,
         shuffle_groups=settings.shuffle_groups,
         group_by_length=settings.group_by_length,
+        examples=Examples(settings.examples, settings.epochs),
         pin_memory=device == "cuda",
         id_columns=config.tables.others,
         shard=ranks.shard,

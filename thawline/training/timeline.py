@@ -47,19 +47,26 @@ def lines(schedule: Schedule, components: Iterable[str]) -> list[tuple[str, str]
     ]
 
 
-def describe(schedule: Schedule, components: Iterable[str]) -> dict[str, Any]:
+def describe(
+    schedule: Schedule, components: Iterable[str], *, examples: str = "all"
+) -> dict[str, Any]:
     """A schedule as plain values, for `schedule.json` and the report.
 
     `replayed` is the share of examples that a component's training writes and a later epoch shows
-    again (`theory.written_then_replayed`): what a table could have memorised.
+    again (`theory.written_then_replayed`): what a table could have memorised. It is 0 where each
+    epoch shows other examples (`finetune.examples`: fresh).
     """
+    fresh = examples == "fresh"
     return {
         "epochs": schedule.epochs,
-        "components": {name: _describe(schedule.of(name), schedule.epochs) for name in components},
+        "examples": examples,
+        "components": {
+            name: _describe(schedule.of(name), schedule.epochs, fresh=fresh) for name in components
+        },
     }
 
 
-def _describe(plan: Plan, epochs: int) -> dict[str, Any]:
+def _describe(plan: Plan, epochs: int, *, fresh: bool) -> dict[str, Any]:
     spans = _spans(plan.windows)
     return {
         "windows": spans,
@@ -71,7 +78,7 @@ def _describe(plan: Plan, epochs: int) -> dict[str, Any]:
             "restart": plan.curve.restart,
         },
         "reset_state": plan.reset_state,
-        "replayed": written_then_replayed(spans, epochs),
+        "replayed": 0.0 if fresh else written_then_replayed(spans, epochs),
     }
 
 
