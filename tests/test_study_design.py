@@ -5,7 +5,8 @@ import pytest
 from thawline.config import Study, parse_config
 from thawline.errors import ConfigError
 from thawline.stages.study_report import check
-from thawline.study.design import Design, baseline_values, parse_grid, split_values
+from thawline.study.design import Design
+from thawline.study.grid import baseline_values, parse_grid, split_values
 from thawline.study.halving import survivors
 
 GRID = {"finetune.recipe": ["co-train", "frozen"], "tables.item.learning_rate": [0.02, 0.2]}
@@ -214,3 +215,96 @@ def test_halving_keeps_one_arm_in_eta_rounded_up_and_its_baseline():
     assert survivors(scores, first, figure="auc", eta=5) == ["a", "b"]
     assert survivors(scores, {k: k for k in scores}, figure="log_loss", eta=3) == ["a", "e"]
     assert survivors({"a": None, "b": None}, {"a": "a", "b": "a"}, figure="auc", eta=2) == []
+
+
+ARMS = {
+    "co-train": {"set": {"finetune.recipe": "co-train"}},
+    "late": {"set": {"finetune.recipe": "freeze-until-last", "model.adapter": "bias"}},
+    "window(0.5, 1)": {"set": {"finetune.recipe": "window(0.5, 1)"}, "baseline": "late"},
+}
+RATES = {"tables.item.learning_rate": [0.02, 0.2]}
+
+
+def test_named_arms_run_with_every_combination_of_the_grid():
+    design = Design.of(config({"arms": ARMS, "grid": RATES, "seeds": [1]}))
+    assert [(arm.name, arm.baseline) for arm in design.arms] == [
+        ("co-train, learning_rate 0.02", "co-train, learning_rate 0.02"),
+        ("co-train, learning_rate 0.2", "co-train, learning_rate 0.2"),
+        ("late, learning_rate 0.02", "co-train, learning_rate 0.02"),
+        ("late, learning_rate 0.2", "co-train, learning_rate 0.2"),
+        ("window(0.5, 1), learning_rate 0.02", "late, learning_rate 0.02"),
+        ("window(0.5, 1), learning_rate 0.2", "late, learning_rate 0.2"),
+    ]
+    assert design.arms[3].values == {"arm": "late", "tables.item.learning_rate": 0.2}
+    trained = design.trials()[3].config
+    assert trained.finetune.recipe == "freeze-until-last"
+    assert (trained.model.adapter, trained.tables.item.learning_rate) == ("bias", 0.2)
+    alone = Design.of(config({"arms": ARMS, "grid": {}}))
+    assert [arm.name for arm in alone.arms] == list(ARMS)
+
+
+def test_the_baseline_may_be_a_named_arm_or_none_or_fix_the_grid():
+    def baselines(text, arms=ARMS):
+        study = {"arms": arms, "grid": RATES, "baseline": text}
+        return [arm.baseline for arm in Design.of(config(study)).arms]
+
+    both = ["late, learning_rate 0.02", "late, learning_rate 0.2"]
+    assert baselines("late") == both * 3
+    assert baselines("arm=late") == both * 3
+    fixed = baselines("late, tables.item.learning_rate=0.2")
+    assert fixed == [both[1]] * 6
+    # An arm's own baseline wins; its own name is none.
+    alone = ARMS | {"window(0.5, 1)": {"baseline": "window(0.5, 1)"}}
+    assert baselines("late", alone)[4:] == [
+        "window(0.5, 1), learning_rate 0.02",
+        "window(0.5, 1), learning_rate 0.2",
+    ]
+    named = {"arms": {"1": {}, "2": {}}, "baseline": "2"}
+    assert [arm.baseline for arm in Design.of(config(named)).arms] == ["2", "2"]
+
+
+def test_contrasts_are_of_arms_at_each_combination_of_the_grid():
+    study = {"arms": ARMS, "contrasts": {"gain": {"late": 1, "co-train": -1}}}
+    (only,) = Design.of(config(study)).contrasts
+    assert (only.name, only.weights) == ("gain", {"late": 1, "co-train": -1})
+    (first, second) = Design.of(config(study | {"grid": RATES})).contrasts
+    assert (first.name, second.name) == ("gain, learning_rate 0.02", "gain, learning_rate 0.2")
+    assert second.weights == {"late, learning_rate 0.2": 1, "co-train, learning_rate 0.2": -1}
+    across = {"late, learning_rate 0.2": 1, "late, learning_rate 0.02": -1}
+    found = Design.of(config(study | {"grid": RATES, "contrasts": {"rate": across}})).contrasts
+    assert [(each.name, each.weights) for each in found] == [("rate", across)]
+    grid = {"grid": {"finetune.recipe": ["co-train", "frozen"]}}
+    found = Design.of(config(grid | {"contrasts": {"x": {"frozen": 2}}})).contrasts
+    assert found[0].weights == {"frozen": 2}
+
+
+@pytest.mark.parametrize(
+    ("study", "message"),
+    [
+        ({"grid": {"finetune.recipe": ["frozen"]}}, "co-train.set: finetune.recipe is set by the grid"),
+        ({"grid": {"model": [{}]}}, "late.set: model.adapter is set by the grid's model too"),
+        ({"arms": {"a": {"set": {"seed": 3}}}}, r"arms.a.set: seed cannot vary[\s\S]*--seeds"),
+        ({"arms": {"a": {"set": {"finetune.epoch": 3}}}}, r"arms: the arm a[\s\S]*unknown key"),
+        ({"contrasts": {"x": {"early": 1}}}, r"contrasts.x: there is no arm 'early'"),
+        ({"contrasts": {"late": {"co-train": 1}}}, "late is an arm's name"),
+        ({"halving": {"epochs": [1]}, "arms": {"a": {"set": {"finetune.epochs": 3}}}},
+         "study.arms: finetune.epochs varies"),
+        ({"baseline": "early"}, "the study has no 'early'"),
+    ],
+)  # fmt: skip
+def test_arms_and_contrasts_that_cannot_be_are_named(study, message):
+    with pytest.raises(ConfigError, match=message):
+        check(config({"arms": ARMS} | study))
+
+
+@pytest.mark.parametrize(
+    ("study", "message"),
+    [
+        ({"arms": {"a": {"baseline": "b"}}}, "arms.a.baseline: there is no arm 'b'"),
+        ({"contrasts": {"x": {}}}, "contrasts.x needs an arm"),
+        ({"contrasts": {"x": {"a": 0, "b": 1}}}, "no weight of 0"),
+    ],
+)
+def test_a_section_of_arms_that_is_no_study_is_refused(study, message):
+    with pytest.raises(ValueError, match=message):
+        Study.model_validate(study)

@@ -118,7 +118,7 @@ def _with_study(
 ) -> Config:
     """The config with its study as the options say."""
     from thawline.stages.study_tasks import parse_seed
-    from thawline.study.design import parse_grid, split_values
+    from thawline.study.grid import parse_grid, split_values
 
     own = settings.study.model_dump(mode="json")
     own |= {name: value for name, value in options.items() if value is not None}

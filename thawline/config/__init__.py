@@ -15,7 +15,7 @@ from thawline.config.running import (
     Runtime,
     Tracking,
 )
-from thawline.config.study import Halving, Study
+from thawline.config.study import Halving, Study, StudyArm
 from thawline.config.text import dump_config, load_config, parse_config
 from thawline.config.training import (
     GRADIENT_PATHS,
@@ -62,6 +62,7 @@ __all__ = [
     "Runtime",
     "Simulate",
     "Study",
+    "StudyArm",
     "TableRows",
     "Tables",
     "Tiers",

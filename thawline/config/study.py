@@ -28,17 +28,39 @@ class Halving(Section):
         return self
 
 
-class Study(Section):
-    """A grid of configs over one dataset, each with several seeds."""
+class StudyArm(Section):
+    """One way to set the config that is given a name."""
 
+    set: dict[str, Any] = Field(
+        {}, description="Config keys and values, e.g. `finetune.recipe: frozen`."
+    )
+    baseline: str | None = Field(
+        None,
+        description="The arm that it is compared with; its own name: with none. Unset: "
+        "`study.baseline`.",
+    )
+
+
+class Study(Section):
+    """Configs beside each other: named arms, a grid, or every arm with all of a grid."""
+
+    arms: dict[str, StudyArm] = Field(
+        {}, description="Configs by name; each runs with every combination of `grid`."
+    )
     grid: dict[str, list[Any]] = Field(
         {}, description="Values of config keys, e.g. `finetune.recipe: [co-train, frozen]`."
     )
     seeds: list[int] = Field([0, 1, 2], description="Every arm runs with each; pairs share one.")
     baseline: str | None = Field(
         None,
-        description="What arms are compared with: a value of the grid, or `key=value`s with commas "
-        "between them; keys that it leaves out are as in the arm. Unset: the first arm.",
+        description="What arms are compared with: a name of `arms`, a value of the grid, or "
+        "`key=value`s with commas between them; keys that it leaves out are as in the arm. Unset: "
+        "the first arm.",
+    )
+    contrasts: dict[str, dict[str, float]] = Field(
+        {},
+        description="Weighted sums of arms within a seed, by name: e.g. a difference of "
+        "differences is `{a: 1, b: -1, c: -1, d: 1}`. They are tested as differences are.",
     )
     jobs: Count = Field(1, description="Trials at a time; they divide the cores between them.")
     pretrain: Literal["once", "each-seed"] = Field(
@@ -59,6 +81,12 @@ class Study(Section):
                 raise ValueError(f"grid.{key} has no value")
             if any(values.count(value) > 1 for value in values):
                 raise ValueError(f"grid.{key} names a value twice")
+        for name, arm in self.arms.items():
+            if arm.baseline is not None and arm.baseline not in self.arms:
+                raise ValueError(f"arms.{name}.baseline: there is no arm {arm.baseline!r}")
+        for name, weights in self.contrasts.items():
+            if not weights or not all(weights.values()):
+                raise ValueError(f"contrasts.{name} needs an arm, and no weight of 0")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds {self.seeds} must name at least one, and none twice")
         return self

@@ -83,6 +83,7 @@ def run(
     """
     out = Path(out)
     design = check(config)
+    design.require_one_dataset("so far, a study has one")
     at_once = config.study.jobs
     runner = runner or partial(run_process, threads=threads_of(at_once))
     with locked_folder(out):

@@ -13,7 +13,7 @@ from typing import Any
 from thawline.config import Config
 from thawline.errors import ConfigError
 from thawline.study.comparison import compare_arms
-from thawline.study.design import Design
+from thawline.study.design import Design, dimensions_of
 from thawline.study.report import REPORT, main_rows, summary, write_report
 from thawline.study.trials import FACTS, TRIALS, read_study, tidy, write_study
 from thawline.tracking import runs
@@ -63,7 +63,7 @@ def check(config: Config) -> Design:
                 try:
                     make_schedule(trial.config, list(config.events.context))
                 except ConfigError as error:
-                    what = f"study.grid: the arm {trial.arm.name}"
+                    what = design.where(trial.arm)
                     if len(design.rounds) > 1:
                         what += f", in the round of {epochs} epochs"
                     raise ConfigError(f"{what}: {error.what}", error.remedy) from error
@@ -97,7 +97,7 @@ def report(
     """
     results = list(results)
     facts = study_facts(design, results, went_on)
-    write_study(folder, facts, tidy(results, list(design.study.grid)))
+    write_study(folder, facts, tidy(results, list(dimensions_of(design.study))))
     return report_only(folder)
 
 
@@ -118,6 +118,9 @@ def study_facts(
     }
     return {
         "grid": study.grid,
+        "contrasts": [
+            {"name": each.name, "weights": dict(each.weights)} for each in design.contrasts
+        ],
         "seeds": study.seeds,
         "pretrain": study.pretrain,
         "metric": study.metric,

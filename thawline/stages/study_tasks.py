@@ -17,7 +17,8 @@ from thawline.stages import start
 from thawline.stages.study_files import RESULT, Task, gather, write_result
 from thawline.stages.study_report import MADE, Outcome, check, report
 from thawline.stages.task import read_config
-from thawline.study.design import Design, Trial, parse_grid, split_values
+from thawline.study.design import Design, Trial
+from thawline.study.grid import parse_grid, split_values
 from thawline.tracking import pipeline, runs
 
 

@@ -1,31 +1,29 @@
-"""What a study runs: arms from a grid, trials from arms and seeds, and which arms are compared."""
+"""What a study runs: arms from names and a grid, trials from arms and seeds, and contrasts."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from thawline import __version__
-from thawline.config import Config, Study, dump_config, parse_config
+from thawline.config import Config, Negatives, Study, dump_config, parse_config
 from thawline.errors import ConfigError
+from thawline.study.grid import ARM, baseline_values, name_of
 
 ELSEWHERE = {
     "seed": "give study.seeds (--seeds)",
     "workdir": "give study a folder with --out",
     "study": "a study is no part of itself",
     "tracking": "trials of one study are tracked in one place",
-    "simulate": "a study has one dataset; run one for each",
-    "events": "a study has one dataset; run one for each",
-    "items": "a study has one dataset; run one for each",
-    "windows": "a study has one dataset; run one for each",
 }
-"""Sections that no grid may vary, and what to do instead."""
+"""Sections that nothing may vary, and what to do instead."""
+
+OF_DATA = ("simulate", "events", "items", "windows")
+"""Sections that decide the dataset: named arms may vary them, a grid may not."""
 
 UNREAD = ("workdir", "tracking", "runtime", "study", "simulate", "events", "audit")
 """Sections that decide no figure of a trial; the log is known by the version of the dataset."""
@@ -36,13 +34,24 @@ PRETRAINED_BY = ("dim", "layers", "heads", "ffn", "dropout", "checkpoint_activat
 
 @dataclass(frozen=True)
 class Arm:
-    """One combination of the grid's values."""
+    """A named arm with one combination of the grid's values; either may be missing."""
 
     name: str
     values: Mapping[str, Any]
-    """By key, in the grid's order."""
+    """By dimension (`study.grid`): the name in `study.arms` first, then the grid's keys."""
     baseline: str
     """Name of the arm that it is compared with; its own where it is one."""
+    changes: Mapping[str, Any]
+    """What it sets, by config key."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of arms within a seed."""
+
+    name: str
+    weights: Mapping[str, float]
+    """By name of the arm."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class Design:
 
     study: Study
     arms: Sequence[Arm]
+    contrasts: Sequence[Contrast]
     rounds: Sequence[int]
     """Epochs of each round; the last is the one that counts. More than one with halving."""
     _config: Config
@@ -97,25 +107,25 @@ class Design:
         """Lays out the study that a config asks for.
 
         Raises:
-            ConfigError: A key or a value that cannot be, or a baseline that the grid does not have;
-                the message names the key.
+            ConfigError: A key or a value that cannot be, or a baseline or contrast of an arm that
+                the study does not have; the message names the key.
         """
         study = config.study
-        for key in study.grid:
-            section = key.partition(".")[0]
-            if section in ELSEWHERE:
-                raise ConfigError(f"study.grid: {key} cannot vary", ELSEWHERE[section])
-        baseline = baseline_values(study.grid, study.baseline)
-        combinations = [
-            dict(zip(study.grid, values, strict=True))
-            for values in itertools.product(*study.grid.values())
-        ]
-        names = [_name(study.grid, values) for values in combinations]
-        arms = [
-            Arm(name, values, _name(study.grid, values | baseline))
-            for name, values in zip(names, combinations, strict=True)
-        ]
-        return cls(study, arms, _rounds(config), config)
+        _check_keys(study)
+        dimensions = dimensions_of(study)
+        baseline = baseline_values(dimensions, study.baseline)
+        arms = []
+        for chosen in itertools.product(*dimensions.values()):
+            values = dict(zip(dimensions, chosen, strict=True))
+            changes = {key: value for key, value in values.items() if key != ARM}
+            compared = values | baseline
+            if ARM in values:
+                named = study.arms[values[ARM]]
+                changes |= named.set
+                compared |= {ARM: named.baseline} if named.baseline is not None else {}
+            name = name_of(dimensions, values)
+            arms.append(Arm(name, values, name_of(dimensions, compared), changes))
+        return cls(study, arms, _contrasts(study, arms), _rounds(config), config)
 
     def arm(self, name: str) -> Arm:
         """The arm of a name."""
@@ -146,82 +156,101 @@ class Design:
             for arm, config in zip(arms or self.arms, own, strict=True)
         ]
 
+    def require_one_dataset(self, why: str) -> None:
+        """Fails where an arm has another dataset than the config itself.
+
+        Args:
+            why: There can be but one.
+
+        Raises:
+            ConfigError: Names the arm and what it sets.
+        """
+        own = data_key(self._config)
+        for trial in self.trials():
+            if data_key(trial.config) != own:
+                keys = ", ".join(key for key in trial.arm.changes if _section(key) in OF_DATA)
+                raise ConfigError(
+                    f"{self.where(trial.arm)} varies the data{f' ({keys})' if keys else ''}; {why}",
+                    "let `thawline study` build the datasets, or drop the arm",
+                )
+
+    def where(self, arm: Arm) -> str:
+        """The arm as an error names it, with the key that made it."""
+        return f"study.{'arms' if ARM in arm.values else 'grid'}: the arm {arm.name}"
+
     def _config_of(self, text: str, arm: Arm, epochs: int | None) -> Config:
-        changes = [f"{key}={json.dumps(value)}" for key, value in arm.values.items()]
+        changes = [f"{key}={json.dumps(value)}" for key, value in arm.changes.items()]
         if epochs is not None and len(self.rounds) > 1:
             changes.append(f"finetune.epochs={epochs}")
         # The study compares the arms with each other, whatever is registered.
-        return parse_config(
-            text, [*changes, "gate.champion=none"], source=f"study.grid: the arm {arm.name}"
-        )
+        return parse_config(text, [*changes, "gate.champion=none"], source=self.where(arm))
 
 
-def parse_grid(options: Iterable[str]) -> dict[str, list[Any]]:
-    """The grid of `key=value,value` options; commas within brackets or quotes part no values.
+def dimensions_of(study: Study) -> dict[str, list[Any]]:
+    """What varies, and all its values: the names of arms first, then the grid."""
+    return ({ARM: list(study.arms)} if study.arms else {}) | study.grid
 
-    Raises:
-        ConfigError: An option without `=` or without a value, or a key that comes twice.
-    """
-    grid: dict[str, list[Any]] = {}
-    for option in options:
-        key, equals, text = option.partition("=")
-        key = key.strip()
-        if not equals or not key or not text.strip():
+
+def data_key(config: Config) -> str:
+    """Names a dataset by what a config says of it; what the log holds is known when it is built."""
+    tree = config.model_dump(
+        mode="json", include={*OF_DATA} | {"negatives"}, exclude={"negatives": _BUT_BUCKETS}
+    )
+    ids = sorted((table.of, table.column) for table in config.tables.others.values())
+    return _hash([__version__, tree, ids])
+
+
+_BUT_BUCKETS = {name for name in Negatives.model_fields if name != "bucket_minutes"}
+
+
+def _check_keys(study: Study) -> None:
+    """Refuses what no grid or arm may set, and what both set."""
+    for key in study.grid:
+        if _section(key) in ELSEWHERE:
+            raise ConfigError(f"study.grid: {key} cannot vary", ELSEWHERE[_section(key)])
+        if _section(key) in OF_DATA:
             raise ConfigError(
-                f"--grid {option!r} has no values",
-                "write e.g. --grid finetune.recipe=co-train,freeze-until-last",
+                f"study.grid: {key} cannot vary: a grid has one dataset",
+                "set it in study.arms, each of which may have its own",
             )
-        if key in grid:
-            raise ConfigError(f"--grid {key} comes twice", "give its values in one --grid")
-        grid[key] = [_value(part, option) for part in split_values(text)]
-    return grid
+    for name, arm in study.arms.items():
+        for key in arm.set:
+            where = f"study.arms.{name}.set: {key}"
+            if _section(key) in ELSEWHERE:
+                raise ConfigError(f"{where} cannot vary", ELSEWHERE[_section(key)])
+            for other in study.grid:
+                if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
+                    raise ConfigError(f"{where} is set by the grid's {other} too", "drop one")
 
 
-def split_values(text: str) -> list[str]:
-    """The parts of a text between its commas that are in no brackets and no quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        depth += (letter in "([{") - (letter in ")]}") if not quote else 0
-        if letter == "," and depth == 0 and not quote:
-            parts.append("")
+def _contrasts(study: Study, arms: Sequence[Arm]) -> list[Contrast]:
+    """The contrasts, each for every combination of the grid where it is of named arms."""
+    known, found = {arm.name for arm in arms}, []
+    for name, weights in study.contrasts.items():
+        if name in known or name in study.arms:
+            raise ConfigError(f"study.contrasts: {name} is an arm's name", "choose another")
+        if study.arms and set(weights) <= set(study.arms):
+            for chosen in itertools.product(*study.grid.values()):
+                values = dict(zip(study.grid, chosen, strict=True))
+                place = name_of(study.grid, values) if len(arms) > len(study.arms) else ""
+                dimensions = dimensions_of(study)
+                found.append(
+                    Contrast(
+                        f"{name}, {place}" if place else name,
+                        {
+                            name_of(dimensions, {ARM: each} | values): weight
+                            for each, weight in weights.items()
+                        },
+                    )
+                )
+        elif set(weights) <= known:
+            found.append(Contrast(name, weights))
         else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def baseline_values(grid: Mapping[str, Sequence[Any]], text: str | None) -> dict[str, Any]:
-    """What the baseline fixes, by key.
-
-    Raises:
-        ConfigError: A value that the grid does not have, or that several keys have.
-    """
-    if text is None:
-        return {key: values[0] for key, values in grid.items()}
-    known = ", ".join(f"{key}={_text(value)}" for key, values in grid.items() for value in values)
-    found: dict[str, Any] = {}
-    for part in split_values(text):
-        key, equals, value = part.partition("=")
-        if equals:
-            wanted = _value(value, part)
-            keys = [key.strip()] if wanted in grid.get(key.strip(), ()) else []
-        else:
-            wanted = _value(part, part)
-            keys = [name for name, values in grid.items() if wanted in values]
-        if not keys:
+            missing = next(each for each in weights if each not in (study.arms or known))
             raise ConfigError(
-                f"study.baseline: the grid has no {part!r}",
-                f"choose of {known}" if known else "give a grid",
+                f"study.contrasts.{name}: there is no arm {missing!r}",
+                f"choose of {', '.join(study.arms or known)}",
             )
-        if len(keys) > 1:
-            raise ConfigError(
-                f"study.baseline: {part!r} is a value of {' and of '.join(keys)}",
-                f"write {keys[0]}={part}",
-            )
-        found[keys[0]] = wanted
     return found
 
 
@@ -229,9 +258,11 @@ def _rounds(config: Config) -> list[int]:
     halving, last = config.study.halving, config.finetune.epochs
     if halving is None:
         return [last]
-    if "finetune.epochs" in config.study.grid:
+    varied = [*config.study.grid, *(key for arm in config.study.arms.values() for key in arm.set)]
+    if "finetune.epochs" in varied:
+        key = "grid" if "finetune.epochs" in config.study.grid else "arms"
         raise ConfigError(
-            "study.grid: finetune.epochs varies, and study.halving sets it", "drop one of them"
+            f"study.{key}: finetune.epochs varies, and study.halving sets it", "drop one of them"
         )
     if halving.epochs[-1] >= last:
         raise ConfigError(
@@ -242,27 +273,8 @@ def _rounds(config: Config) -> list[int]:
     return [*halving.epochs, last]
 
 
-def _name(grid: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> str:
-    """The values of the keys that vary, with as much of a key as tells it from the others."""
-    varied = [key for key, options in grid.items() if len(options) > 1] or list(grid)
-    ends = [key.rpartition(".")[2] for key in varied]
-    parts = []
-    for key, end in zip(varied, ends, strict=True):
-        text = _text(values[key])
-        short = end if ends.count(end) == 1 else key
-        parts.append(text if key == "finetune.recipe" else f"{short} {text}")
-    return ", ".join(parts) or "the config"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _value(text: str, option: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{option!r} holds no YAML value: {text}", "quote it") from error
+def _section(key: str) -> str:
+    return key.partition(".")[0]
 
 
 def _hash(values: Any) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from thawline.errors import DataError
+from thawline.study.grid import ARM, as_text
 
 TRIALS = "trials.parquet"
 FACTS = "study.json"
@@ -33,8 +34,11 @@ SCHEMA = pa.schema(
     ]
 )
 """`round` is the trial's number of epochs. `final` marks the evaluation of the exported model on
-whole hold-outs; the other rows are what was scored after an epoch. A column of text for each key of
-the grid follows."""
+whole hold-outs; the other rows are what was scored after an epoch. A column of text for each
+dimension of the study follows: the keys of the grid, and `NAMED` where arms have names."""
+
+NAMED = "study.arms"
+"""Column with the name of the arm in the config; `arm` has the grid's values in it as well."""
 
 Result = Mapping[str, Any]
 """What `trial.json` holds."""
@@ -45,9 +49,9 @@ def tidy(results: Iterable[Result], keys: Sequence[str]) -> pa.Table:
 
     Args:
         results: Those that failed have no rows.
-        keys: Of the grid.
+        keys: The dimensions of the study.
     """
-    schema = pa.schema([*SCHEMA, *((key, pa.string()) for key in keys)])
+    schema = pa.schema([*SCHEMA, *((_column(key), pa.string()) for key in keys)])
     rows = [row for result in results if result["status"] == "finished" for row in _rows(result)]
     return pa.Table.from_pylist(rows, schema=schema)
 
@@ -90,7 +94,7 @@ def _rows(result: Result) -> Iterator[dict[str, Any]]:
         "arm": result["arm"],
         "seed": result["seed"],
         "round": result["round"],
-        **{key: _text(value) for key, value in result["values"].items()},
+        **{_column(key): as_text(value) for key, value in result["values"].items()},
     }
     for number, metrics in enumerate(result["epochs"], start=1):
         yield from _figures(own | {"epoch": number, "final": False}, metrics)
@@ -112,5 +116,5 @@ def _figures(own: dict[str, Any], metrics: Mapping[str, Any]) -> Iterator[dict[s
                     }
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _column(dimension: str) -> str:
+    return NAMED if dimension == ARM else dimension
