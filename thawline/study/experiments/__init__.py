@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from thawline.study.experiments.adapters import ADAPTERS_EXPERIMENT
 from thawline.study.experiments.base import Experiment, Section
+from thawline.study.experiments.consistency import CONSISTENCY
+from thawline.study.experiments.gradient_paths import GRADIENT_PATHS_EXPERIMENT
+from thawline.study.experiments.optimizers import OPTIMIZERS_EXPERIMENT
+from thawline.study.experiments.remedies import REMEDIES
+from thawline.study.experiments.tables import WHICH_TABLE
 from thawline.study.experiments.timing import TIMING
+from thawline.study.experiments.windows import WINDOWS
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (TIMING,)}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        TIMING,
+        WHICH_TABLE,
+        GRADIENT_PATHS_EXPERIMENT,
+        CONSISTENCY,
+        OPTIMIZERS_EXPERIMENT,
+        ADAPTERS_EXPERIMENT,
+        REMEDIES,
+        WINDOWS,
+    )
+}
 """By name, in the order in which `thawline experiment all` runs them."""
 
 __all__ = ["EXPERIMENTS", "Experiment", "Section"]

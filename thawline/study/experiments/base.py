@@ -9,7 +9,7 @@ else come from the user's config. The registry is the package itself; running on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ Changes = Mapping[str, Any]
 CHEAP: Changes = {"evaluation.bootstrap": 0, "evaluation.retrieval_requests": 0}
 """What no trial of an experiment computes, since no comparison of arms reads it."""
 
+NOTHING = Markup()
+
 
 @dataclass(frozen=True)
 class Section:
@@ -34,7 +36,7 @@ class Section:
     title: str
     words: Sequence[str] = ()
     """Sentences: what is to be seen."""
-    html: Markup = Markup()
+    html: Markup = NOTHING
     """Drawings and tables (`parts`), made of escaped texts."""
 
 
@@ -66,19 +68,38 @@ class Experiment:
     """Sections of its own, before those of every study."""
 
 
-def arms_of(config: Config, arms: Mapping[str, Changes], **study: Any) -> Config:
+def arms_of(
+    config: Config,
+    arms: Mapping[str, Changes],
+    *,
+    baseline: str,
+    against: Mapping[str, str] | None = None,
+    contrasts: Mapping[str, Mapping[str, float]] | None = None,
+) -> Config:
     """The config with a study of these arms.
 
     Args:
         config: Its `study.grid` stays: each arm is crossed with it.
         arms: By name, what an arm changes; no change is the config itself.
-        study: Other keys of `study`: `baseline`, `contrasts`.
+        baseline: The arm that the others are compared with.
+        against: By arm, another one to compare it with.
+        contrasts: By name, weights of arms.
 
     Raises:
         ConfigError: An arm or a contrast that cannot be.
     """
+    against = against or {}
+    study = {
+        "arms": {
+            name: {"set": dict(own), "baseline": against.get(name)} for name, own in arms.items()
+        },
+        "baseline": baseline,
+        "contrasts": {name: dict(weights) for name, weights in (contrasts or {}).items()},
+        # A short round would judge a recipe that is not the experiment's.
+        "halving": None,
+    }
     tree = config.model_dump(mode="json")
-    tree["study"] |= {"arms": {name: {"set": dict(own)} for name, own in arms.items()}, **study}
+    tree["study"] |= study
     return parse_config(yaml.safe_dump(tree), overrides(CHEAP), source="the experiment")
 
 
@@ -95,3 +116,41 @@ def changed(config: Config, changes: Changes) -> Config:
 def overrides(changes: Changes) -> list[str]:
     """As `--set` has them."""
     return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+
+
+def recipes(names: Iterable[str]) -> dict[str, Changes]:
+    """An arm for each recipe, by its name."""
+    return {name: {"finetune.recipe": name} for name in names}
+
+
+def difference(first: str, second: str) -> dict[str, float]:
+    """The weights of one arm minus another."""
+    return {first: 1.0, second: -1.0}
+
+
+def unless(*rules: Callable[[Config], str | None]) -> Callable[[Config], str | None]:
+    """The first reason that one of several rules gives."""
+
+    def reason(config: Config) -> str | None:
+        return next((why for rule in rules if (why := rule(config)) is not None), None)
+
+    return reason
+
+
+def recipes_reach_tables(config: Config) -> str | None:
+    """A table with a schedule of its own follows no recipe of an arm."""
+    for name in ("item", *config.tables.others):
+        own = config.finetune.schedule.get(name)
+        if own is not None and (own.recipe is not None or own.windows is not None):
+            return (
+                f"finetune.schedule.{name} says when the table trains, so that the recipes of the "
+                "arms would not reach it; drop it"
+            )
+    return None
+
+
+def several_epochs(config: Config) -> str | None:
+    """In one epoch, recipes that freeze for a time are all alike."""
+    if config.finetune.epochs < 2:
+        return "finetune.epochs is 1, in which the recipes are all the same; set 2 or more"
+    return None
