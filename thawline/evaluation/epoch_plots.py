@@ -61,7 +61,7 @@ def auc_by_epoch(
             axes.axvspan(start, end, color=ACCENT, alpha=0.1, linewidth=0)
         ends: list[tuple[float, str, str]] = []
         for name, values in reversed(list(series.items())):
-            y = _gaps(values)
+            y = with_gaps(values)
             if np.isnan(y).all():
                 continue
             axes.plot(
@@ -105,7 +105,7 @@ def losses_by_epoch(
             axes.axvspan(start, end, color=ACCENT, alpha=0.1, linewidth=0)
         ends: list[tuple[float, str, str]] = []
         for epoch, parts in enumerate(trained):
-            y = _gaps(parts)
+            y = with_gaps(parts)
             known = ~np.isnan(y)
             if known.sum() > 1:
                 x = epoch + (np.arange(len(y)) + 0.5) / len(y)
@@ -117,7 +117,7 @@ def losses_by_epoch(
         for (name, values), (color, marker, dashes) in zip(
             tested.items(), styles * len(tested), strict=False
         ):
-            y = _gaps(values)
+            y = with_gaps(values)
             axes.plot(
                 range(1, epochs + 1), y, color=color, marker=marker, linestyle=dashes, clip_on=False
             )
@@ -159,7 +159,7 @@ def _finish(
     axes.grid(axis="x", visible=False)
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_visible(False)
-    _label_ends(axes, last, ends)
+    label_ends(axes, last, ends)
     lowest = axes
     if beneath is not None:
         _draw_tracks(beneath, tracks, last)
@@ -214,12 +214,19 @@ def _cut(name: str) -> str:
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 
-def _gaps(values: Sequence[float | None]) -> np.ndarray:
+def with_gaps(values: Sequence[float | None]) -> np.ndarray:
+    """Values to draw, with NaN where there is none."""
     return np.array([np.nan if value is None else value for value in values], float)
 
 
-def _label_ends(axes: Axes, last: int, ends: list[tuple[float, str, str]]) -> None:
-    """Names the lines at their right ends, pushed apart where they would overlap."""
+def label_ends(axes: Axes, last: float, ends: list[tuple[float, str, str]]) -> None:
+    """Names lines at their right ends, pushed apart where they would overlap.
+
+    Args:
+        axes: Where they are drawn, with the limits that they will have.
+        last: The x of the ends.
+        ends: Of each line its last y, its name and its colour.
+    """
     if not ends:
         return
     low, high = axes.get_ylim()
