@@ -224,3 +224,65 @@ def test_a_folder_without_a_study_is_named(tmp_path):
     (tmp_path / "trials.parquet").write_bytes(b"PAR")
     with pytest.raises(DataError, match="holds no study"):
         report_only(tmp_path)
+
+
+@pytest.fixture
+def crossed():
+    """Four arms and three seeds, whose AUC differences of differences are 0.04, 0.01 and 0.01."""
+    figures = {
+        "replay": [0.60, 0.61, 0.62],
+        "replay, frozen": [0.65, 0.64, 0.66],
+        "fresh": [0.70, 0.72, 0.71],
+        "fresh, frozen": [0.71, 0.74, 0.74],
+    }
+    results = [
+        result(arm, seed, auc, 0.5) for arm, own in figures.items() for seed, auc in enumerate(own)
+    ]
+    weights = {"replay, frozen": 1, "replay": -1, "fresh, frozen": -1, "fresh": 1}
+    told = facts(results, arms=list(figures)) | {
+        "contrasts": [{"name": "more from replays", "weights": weights}]
+    }
+    for arm in told["arms"]:
+        arm["baseline"] = "replay"
+    return told, results
+
+
+def test_a_contrast_is_a_weighted_sum_within_each_seed(crossed):
+    told, results = crossed
+    rows = compare_arms(told, tidy(results, []))
+    (row,) = [row for row in rows if row["contrast"] and row["figure"] == "auc"]
+    assert (row["arm"], row["baseline"], row["seeds"], row["n"]) == (
+        "more from replays",
+        None,
+        3,
+        3,
+    )
+    assert row["mean"] == row["difference"] == pytest.approx(0.02)
+    # Deviations of 0.02, -0.01, -0.01: sqrt(0.0006 / 2).
+    assert row["sd"] == row["difference_sd"] == pytest.approx(math.sqrt(0.0003))
+    assert row["p_value"] == 0.25
+    assert row["words"] == "undecided with 3 seeds (above 0 in 3 of 3)"
+    loss = next(row for row in rows if row["contrast"] and row["figure"] == "log_loss")
+    assert (loss["mean"], loss["words"]) == (0, "no difference with 3 seeds")
+    assert {row["contrast"] for row in rows if row["arm"] != "more from replays"} == {False}
+
+
+def test_a_contrast_needs_all_of_its_arms_in_a_seed(crossed):
+    told, results = crossed
+    kept = [own for own in results if own["trial"] not in ("replay-0", "fresh-2")]
+    rows = compare_arms(told, tidy(kept, []))
+    (row,) = [row for row in rows if row["contrast"] and row["figure"] == "auc"]
+    assert (row["n"], row["mean"]) == (1, pytest.approx(0.01))
+    rows = compare_arms(told, tidy([own for own in results if own["arm"] != "replay"], []))
+    assert not any(row["contrast"] for row in rows)
+
+
+def test_the_page_has_the_contrasts_apart_from_the_arms(crossed):
+    told, results = crossed
+    page = render(told, compare_arms(told, tidy(results, [])))
+    assert "more from replays: +0.0200 click AUC on next: undecided with 3 seeds" in page
+    section = page[page.index('<section id="contrasts">') :]
+    assert "next: replay, frozen - replay - fresh, frozen + fresh" in section
+    assert "+0.0200" in section
+    before = page[page.index('<section id="holdout-1">') : page.index('<section id="contrasts">')]
+    assert "more from replays" not in before

@@ -153,15 +153,15 @@ def _show(outcome: Outcome) -> None:
 
 def _table(title: str, rows: list[Any]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("arm")
+    table.add_column("arm or contrast" if any(row["contrast"] for row in rows) else "arm")
     for heading in ("mean", "sd", "against\nbaseline", "p", "need"):
         table.add_column(heading, justify="right")
     table.add_column("in words")
     for row in rows:
-        compared = row["baseline"] is not None
+        compared = row["baseline"] is not None or row["contrast"]
         table.add_row(
             escape(row["arm"]),
-            _number(row["mean"]),
+            DASH if row["contrast"] else _number(row["mean"]),
             _number(row["sd"]),
             _number(row["difference"], "+.4f") if compared else "baseline",
             _number(row.get("p_value"), ".3f"),

@@ -14,7 +14,7 @@ from thawline.evaluation.dots import Dot, Scale, dot_plot
 from thawline.study.comparison import LEVEL, decided
 
 REPORT = "study.html"
-FOLDED = ("auc", "user_auc", "log_loss", "normalized_entropy", "calibration")
+FOLDED = ("auc", "user_auc", "log_loss", "normalized_entropy", "calibration", "drift", "seconds")
 """Figures of all actions and slices that the page holds folded away; the Parquet file has all."""
 LEAST_PAIRS = 3
 """Fewer make an interval that says nothing and hides the rest of the plot."""
@@ -37,7 +37,8 @@ def render(facts: Tree, rows: Sequence[Tree]) -> str:
         rows: Of `comparison.compare_arms`.
     """
     metric, action = facts["metric"], facts["action"]
-    shown = [row for row in rows if (row["figure"], row["action"]) == (metric, action)]
+    told = [row for row in rows if (row["figure"], row["action"]) == (metric, action)]
+    shown = [row for row in told if not row["contrast"]]
     failed = [trial for trial in facts["trials"] if trial["status"] == "failed"]
     return _template().render(
         title=f"{len(facts['arms'])} arms, {_seeds(facts)}",
@@ -50,9 +51,11 @@ def render(facts: Tree, rows: Sequence[Tree]) -> str:
             {"name": name, "parts": _parts([row for row in shown if row["holdout"] == name])}
             for name in dict.fromkeys(row["holdout"] for row in shown)
         ],
+        contrasts=_contrasts(facts, [row for row in told if row["contrast"]]),
         others=_others(rows),
         timelines=_timelines(facts["arms"]),
         failed=failed,
+        store=facts.get("store", ""),
         trials=[
             {**trial, "time": formatting.duration(trial["seconds"])} for trial in facts["trials"]
         ],
@@ -69,16 +72,25 @@ def render(facts: Tree, rows: Sequence[Tree]) -> str:
 
 
 def main_rows(facts: Tree, rows: Sequence[Tree]) -> list[Tree]:
-    """The rows of the study's own metric, of all candidates of its hold-out: one an arm."""
+    """The rows of the study's own metric, of all candidates of its hold-out.
+
+    One an arm, then one a contrast.
+    """
     key = (facts["holdout"], facts["action"], "pooled", facts["metric"])
     return [row for row in rows if _key(row) == key]
 
 
 def summary(facts: Tree, rows: Sequence[Tree]) -> list[str]:
-    """What the study's own metric says, an arm a sentence."""
+    """What the study's own metric says, an arm or a contrast a sentence."""
     figure = f"{facts['action']} {formatting.label(facts['metric'])} on {facts['holdout']}"
     sentences = []
     for row in main_rows(facts, rows):
+        if row["contrast"]:
+            sentences.append(
+                f"{row['arm']}: {formatting.signed(row['mean'])} {facts['action']} "
+                f"{formatting.label(facts['metric'])} on {facts['holdout']}: {row['words']}."
+            )
+            continue
         text = f"{row['arm']}: {figure} {formatting.figure(row['mean'])}"
         if row["sd"] is not None:
             text += f" (sd {formatting.figure(row['sd'])} over {row['seeds']} seeds)"
@@ -138,20 +150,57 @@ def _parts(rows: Sequence[Tree]) -> list[dict[str, Any]]:
     ]
 
 
-def _dot(row: Tree) -> Dot:
+def _contrasts(facts: Tree, rows: Sequence[Tree]) -> list[dict[str, Any]]:
+    """A table and a dot plot for each hold-out and slice; what a contrast is, is in its hint."""
+    made = {
+        each["name"]: " ".join(
+            f"{'-' if weight < 0 else '+'} {'' if abs(weight) == 1 else f'{abs(weight):g} x '}{arm}"
+            for arm, weight in each["weights"].items()
+        ).removeprefix("+ ")
+        for each in facts.get("contrasts", ())
+    }
+    found = []
+    for holdout in dict.fromkeys(row["holdout"] for row in rows):
+        own = [row for row in rows if row["holdout"] == holdout]
+        dots = [_dot(row, row["slice"], made[row["arm"]]) for row in own]
+        names = dict.fromkeys(row["arm"] for row in own)
+        scale = Scale.over(dots, 0.0)
+        found.append(
+            {
+                "holdout": holdout,
+                "parts": [
+                    {
+                        "name": name,
+                        "sum": made[name],
+                        "rows": [_cells(row) for row in own if row["arm"] == name],
+                        "plot": dot_plot(
+                            [dot for dot, row in zip(dots, own, strict=True) if row["arm"] == name],
+                            0.0,
+                            scale,
+                            signed=True,
+                        ),
+                    }
+                    for name in names
+                ],
+            }
+        )
+    return found
+
+
+def _dot(row: Tree, name: str | None = None, hint: str | None = None) -> Dot:
     enough = row["n"] >= LEAST_PAIRS
     return Dot(
-        row["arm"],
+        name or row["arm"],
         row["difference"],
         row["low"] if enough else None,
         row["high"] if enough else None,
         kind={"better": "good", "worse": "bad"}.get(decided(row), ""),
-        hint=f"against {row['baseline']}",
+        hint=hint or f"against {row['baseline']}",
     )
 
 
 def _cells(row: Tree) -> dict[str, Any]:
-    compared = row["baseline"] is not None
+    compared = row["baseline"] is not None or row["contrast"]
     p_value, needed = row.get("p_value"), row.get("pairs_needed")
     agreement = row.get("agreement")
     return {
