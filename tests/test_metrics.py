@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,7 @@ def test_unusable_inputs_are_named() -> None:
 def test_a_hold_out_without_requests_has_nothing_but_undefined_figures() -> None:
     tree = metrics.holdout_metrics(empty(["save"]), ONE_OF_EACH, hit_at=3)
     undefined = ("auc", "user_auc", "request_auc", "log_loss", "normalized_entropy")
-    undefined += ("calibration", "ece", "hit@3", "ndcg@3", "mrr")
+    undefined += ("calibration", "ece", "hit@3", "ndcg@3", "mrr", "positive_logit")
     nothing = dict.fromkeys(undefined) | {"positives": 0, "candidates": 0}
     assert tree["requests"] == 0
     assert tree["pooled"] == {"save": nothing}
@@ -226,3 +227,16 @@ def test_trees_and_curves_are_json() -> None:
     tree = metrics.holdout_metrics(some, ONE_OF_EACH, hit_at=3, trivial={"a": np.zeros(2)})
     tree |= {"curves": metrics.holdout_curves(some)}
     assert json.loads(json.dumps(tree, allow_nan=False)) == tree
+
+
+def test_the_mean_logit_of_positives_is_that_of_a_slices_own_and_follows_weights() -> None:
+    # Rows 2 to 5 are head, torso, tail and cold.
+    some = scored([[(2, 1.0, 1), (5, -6.0, 1), (2, 9.0, 0)], [(2, 2.0, 1), (5, -5.0, 0)]])
+    tree = metrics.holdout_metrics(some, ONE_OF_EACH, hit_at=3)
+    assert tree["pooled"]["save"]["positive_logit"] == pytest.approx((1.0 - 6.0 + 2.0) / 3)
+    by_tier = {name: own["save"]["positive_logit"] for name, own in tree["tiers"].items()}
+    assert by_tier == {"head": 1.5, "torso": None, "tail": None, "cold": -6.0}
+    heavy = metrics.holdout_metrics(
+        replace(some, weight=np.array([1.0, 3.0])), ONE_OF_EACH, hit_at=3
+    )
+    assert heavy["tiers"]["head"]["save"]["positive_logit"] == pytest.approx((1.0 + 3 * 2.0) / 4)

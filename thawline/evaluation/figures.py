@@ -138,9 +138,15 @@ class Measured:
             f"hit@{k}": defined_mean(requests.hit, by_request),
             f"ndcg@{k}": defined_mean(requests.ndcg, by_request),
             "mrr": defined_mean(requests.reciprocal, by_request),
+            "positive_logit": self._positive_logit(),
             "positives": int(self.positive.sum()),
             "candidates": len(self.positive),
         }
+
+    def _positive_logit(self) -> float | None:
+        logits = self.column.logits[self.part.rising][self.positive]
+        weight = None if self.weight is None else self.weight[self.positive]
+        return calibration.mean(logits.astype(np.float64), weight)
 
 
 def request_slices(requests: RequestFigures, codes: np.ndarray, count: int) -> list[RequestFigures]:

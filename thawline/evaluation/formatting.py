@@ -17,6 +17,7 @@ _LABELS = {
     "calibration": "calibration",
     "ece": "ECE",
     "mrr": "MRR",
+    "positive_logit": "mean logit of positives",
 }
 TERMS = {
     "AUC": "How often a positive is scored above a negative; 0.5 is chance. Within users or "

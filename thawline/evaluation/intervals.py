@@ -44,7 +44,8 @@ WIDTH = 13
 def figure_names(k: int) -> tuple[str, ...]:
     """Figures that have an interval, in the order of `UserSums.figures`.
 
-    The ECE has none: that of a resample is above the sample's by construction.
+    The ECE has none: that of a resample is above the sample's by construction. Nor has the mean
+    logit of positives, which no verdict is made of.
     """
     return (
         "auc",

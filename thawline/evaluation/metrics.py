@@ -49,8 +49,8 @@ def holdout_metrics(
         {kind: {value: {action: M}}}, "intervals": {"pooled": {action: {figure: [low, high]}},
         "tiers": {tier: ...}} or None, "oracle": {action: M} or None, "trivial": {scorer: AUC of
         the primary action}}` with M = `{"auc", "user_auc", "request_auc", "log_loss",
-        "normalized_entropy", "calibration", "ece", "hit@k", "ndcg@k", "mrr", "positives",
-        "candidates"}`; `docs/evaluation.md` says what each is.
+        "normalized_entropy", "calibration", "ece", "hit@k", "ndcg@k", "mrr", "positive_logit",
+        "positives", "candidates"}`; `docs/evaluation.md` says what each is.
 
     Raises:
         TrainingError: A score that is NaN or infinite; the message names the request.
