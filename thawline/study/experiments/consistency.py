@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from thawline.config import Config
+from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Experiment,
+    Section,
     arms_of,
     difference,
     recipes,
@@ -12,6 +14,7 @@ from thawline.study.experiments.base import (
     several_epochs,
     unless,
 )
+from thawline.study.experiments.reading import WARM, BySeed, Reading, each, pairs, said
 
 ANCHORED = "re-anchor minus freeze-until-last"
 STRATIFIED = "stratified minus freeze-until-last"
@@ -28,6 +31,62 @@ def _lay_out(config: Config) -> Config:
             STRATIFIED: difference("stratified", "freeze-until-last"),
         },
     )
+
+
+def cold_minus_warm(one: Reading, first: str, second: str) -> BySeed:
+    """By seed, a difference of arms on cold items minus its mean over the warm tiers."""
+    weights = {first: 1.0, second: -1.0}
+    cold = one.sum_of(weights, "cold")
+    warm = [found for tier in WARM if (found := one.sum_of(weights, tier))]
+    return {
+        seed: value - sum(own[seed] for own in warm) / len(warm)
+        for seed, value in cold.items()
+        if warm and all(seed in own for own in warm)
+    }
+
+
+def _sections(one: Reading) -> list[Section]:
+    last, metric = "freeze-until-last", one.facts["metric"]
+    against = {f"{arm} minus {last}": (arm, last) for arm in ARMS if arm != last}
+    words = [
+        f"Re-anchoring against freeze-until-last on cold items: "
+        f"{said(one.difference('re-anchor', last, 'cold'), metric)}.",
+        f"Stratified against freeze-until-last on cold items: "
+        f"{said(one.difference('stratified', last, 'cold'), metric)}.",
+        "If rows that move while the network learns cost what does not move with them, cold items "
+        "lose more than warm ones. Cold minus the mean of the warm tiers: "
+        + "; ".join(
+            f"{arm} {said(pairs(cold_minus_warm(one, arm, last)), metric, contrast=True)}"
+            for arm, _ in against.values()
+        )
+        + ".",
+    ]
+    rows = parts.by_slice(one, against)
+    rows.append(
+        [
+            "cold minus warm",
+            *(parts.mean_sd(pairs(cold_minus_warm(one, arm, last))) for arm, _ in against.values()),
+        ]
+    )
+    drift = [[arm, *(parts.drift(one, arm, tier) for tier in (*WARM, "cold"))] for arm in ARMS]
+    plots = parts.beside(
+        *(
+            parts.dots(
+                {piece: one.difference(arm, last, piece) for piece in one.slices},
+                f"{arm} minus {last}",
+            )
+            for arm in ("re-anchor", "stratified")
+        )
+    )
+    return [
+        Section(
+            "Cold items against warm ones",
+            words,
+            plots
+            + parts.table([one.figure, *against], rows)
+            + parts.table(["drift of item rows", *WARM, "cold"], drift),
+        )
+    ]
 
 
 CONSISTENCY = Experiment(
@@ -48,4 +107,5 @@ CONSISTENCY = Experiment(
     ),
     lay_out=_lay_out,
     needs=unless(several_epochs, recipes_reach_tables),
+    page=each(_sections),
 )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from thawline.config import GRADIENT_PATHS, Config
+from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Changes,
     Experiment,
+    Section,
     arms_of,
     changed,
     recipes_reach_tables,
     several_epochs,
     unless,
 )
+from thawline.study.experiments.reading import Reading, each, said
 
 ONE_EPOCH = "one epoch"
 CO_TRAIN, FROZEN = "co-train", "frozen"
@@ -38,6 +43,58 @@ def _lay_out(config: Config) -> Config:
     return arms_of(changed(config, shared), arms, baseline=ONE_EPOCH)
 
 
+def _sections(one: Reading) -> list[Section]:
+    metric = one.facts["metric"]
+    arms = [CO_TRAIN, FROZEN, *PATHS]
+    words = [
+        f"{arm}: {said(one.difference(arm, ONE_EPOCH), metric)} against one epoch; in its last "
+        f"epoch {said(one.last_change(arm), metric)}."
+        for arm in arms
+    ]
+    words.append(
+        "Here the rows of the history have a path of their own, open in co-training alone, so that "
+        "contrastive + both is less than co-training. By the contrastive path the loss of the next "
+        "item reaches that item's row."
+    )
+    against = {arm: (arm, ONE_EPOCH) for arm in arms}
+    rows = [[arm, *cells] for arm, *cells in zip(arms, *_columns(one, against), strict=True)]
+    plot = parts.lines_by_epoch(
+        {arm: one.by_epoch(arm) for arm in arms},
+        f"{one.figure} after each epoch, by open path",
+        one.figure,
+    )
+    return [
+        Section(
+            "Against one epoch of co-training",
+            words,
+            parts.beside(
+                parts.figure(
+                    f"{one.facts['action']} {one.figure} after each epoch, pooled",
+                    plot,
+                    "Means over the seeds, on the requests that are scored after an epoch.",
+                ),
+                parts.dots({arm: one.difference(arm, ONE_EPOCH) for arm in arms}, "Pooled"),
+            )
+            + parts.table(
+                ["open paths", *one.slices, "last epoch", "tail drift"],
+                [
+                    [
+                        *row,
+                        parts.mean_sd(one.last_change(row[0])),
+                        parts.drift(one, row[0], "tail"),
+                    ]
+                    for row in rows
+                ],
+            ),
+        )
+    ]
+
+
+def _columns(one: Reading, against: Mapping[str, tuple[str, str]]) -> list[list[str]]:
+    """A column a slice, of the differences of each pair."""
+    return [cells for _, *cells in parts.by_slice(one, against)]
+
+
 def _has_contrastive(config: Config) -> str | None:
     if config.model.contrastive_weight == 0:
         return "model.contrastive_weight is 0, so that there is no contrastive path; set it above 0"
@@ -58,4 +115,5 @@ GRADIENT_PATHS_EXPERIMENT = Experiment(
     ),
     lay_out=_lay_out,
     needs=unless(several_epochs, recipes_reach_tables, _has_contrastive),
+    page=each(_sections),
 )

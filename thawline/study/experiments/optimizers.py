@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from thawline.config import Config
+from thawline.evaluation import formatting
+from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Changes,
     Experiment,
+    Section,
     arms_of,
     recipes_reach_tables,
     several_epochs,
     unless,
 )
+from thawline.study.experiments.reading import Reading, each, said
 
 RECIPES = ("co-train", "freeze-until-last")
 DENSE_ADAM = "dense Adam"
@@ -65,6 +69,60 @@ def _lay_out(config: Config) -> Config:
     return arms_of(config, arms, baseline=arm_name(DENSE_ADAM, "co-train"), against=against)
 
 
+def _sections(one: Reading) -> list[Section]:
+    metric = one.facts["metric"]
+    ways = list(dict.fromkeys(arm.rpartition(", ")[0] for arm in one.arms))
+    dense = arm_name(DENSE_ADAM, "co-train")
+    words, rows = [], []
+    for way in ways:
+        together, late = (arm_name(way, recipe) for recipe in RECIPES)
+        drifted = one.drift(together, "tail")
+        gain = said(one.difference(late, together), metric)
+        words.append(
+            f"{way}: co-training changes by {said(one.last_change(together), metric)} in its last "
+            f"epoch"
+            + (f", with a tail drift of {drifted:.2f}" if drifted is not None else "")
+            + f"; freezing until the last epoch gains {gain}."
+        )
+        rows.append(
+            [
+                way,
+                formatting.figure(one.mean(together)),
+                parts.mean_sd(one.difference(together, dense)) if together != dense else "",
+                parts.mean_sd(one.last_change(together)),
+                parts.mean_sd(one.difference(late, together)),
+                *(parts.mean_sd(one.difference(late, together, tier)) for tier in ("tail", "cold")),
+                parts.drift(one, together, "tail"),
+                parts.drift(one, late, "tail"),
+            ]
+        )
+    columns = [
+        "item rows",
+        f"{one.figure}, co-train",
+        "against dense Adam",
+        "in the last epoch",
+        "freezing gains",
+        "tail",
+        "cold",
+        "tail drift, co-train",
+        "until last",
+    ]
+    plots = parts.beside(
+        parts.dots(
+            {way: one.last_change(arm_name(way, "co-train")) for way in ways},
+            "Co-training: the last epoch's change, pooled",
+        ),
+        parts.dots(
+            {
+                way: one.difference(arm_name(way, "freeze-until-last"), arm_name(way, "co-train"))
+                for way in ways
+            },
+            "What freezing until the last epoch gains, pooled",
+        ),
+    )
+    return [Section("Optimizer against schedule", words, plots + parts.table(columns, rows))]
+
+
 def _trains_rows(config: Config) -> str | None:
     if "tables.item.learning_rate" in config.study.grid:
         return (
@@ -95,4 +153,5 @@ OPTIMIZERS_EXPERIMENT = Experiment(
     ),
     lay_out=_lay_out,
     needs=unless(several_epochs, recipes_reach_tables, _trains_rows),
+    page=each(_sections),
 )

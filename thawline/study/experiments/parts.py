@@ -148,6 +148,11 @@ def mean_sd(found: Paired | None, digits: int = 4) -> str:
     return f"{text} \N{PLUS-MINUS SIGN} {formatting.figure(found.sd, digits)}"
 
 
+def drift(one: Reading, arm: str, tier: str) -> str:
+    """How far an arm's item rows of a tier went, in norms of their first values."""
+    return formatting.figure(one.drift(arm, tier), 2)
+
+
 def _look(place: int) -> tuple[str, Any]:
     """Colour and dashes of the line at a place, none of which come twice in fourteen."""
     turn, which = divmod(place, len(_COLORS))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from thawline.config import Config
+from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Changes,
     Experiment,
+    Section,
     arms_of,
     changed,
     difference,
@@ -13,6 +15,7 @@ from thawline.study.experiments.base import (
     several_epochs,
     unless,
 )
+from thawline.study.experiments.reading import Reading, each, said
 
 CO_TRAIN, UNTIL_LAST = "co-train", "freeze-until-last"
 CROSS_FIT, RE_INIT = "cross-fitted rows", "re-init"
@@ -46,6 +49,33 @@ def _lay_out(config: Config) -> Config:
             for name in (CROSS_FIT, RE_INIT)
         },
     )
+
+
+def _sections(one: Reading) -> list[Section]:
+    metric = one.facts["metric"]
+    words = [
+        f"{name}: {said(one.difference(name, CO_TRAIN), metric)} against co-training, "
+        f"{said(one.difference(name, UNTIL_LAST), metric)} against freeze-until-last."
+        for name in (CROSS_FIT, RE_INIT)
+    ]
+    words += [
+        f"{name}, after co-training: {said(one.difference(name, CO_TRAIN, 'cold'), metric)} on "
+        "cold items."
+        for name in REPAIRS
+    ]
+    arms = [arm for arm in one.arms if arm != CO_TRAIN]
+    against = {arm: (arm, CO_TRAIN) for arm in arms}
+    plots = parts.beside(
+        *(
+            parts.dots(
+                {arm: one.difference(arm, CO_TRAIN, piece) for arm in arms},
+                f"Against co-training, {piece}",
+            )
+            for piece in ("pooled", "cold")
+        )
+    )
+    table = parts.table([f"{one.figure} against co-train", *against], parts.by_slice(one, against))
+    return [Section("Against co-training", words, plots + table)]
 
 
 def _can_cross_fit(config: Config) -> str | None:
@@ -85,4 +115,5 @@ REMEDIES = Experiment(
     ),
     lay_out=_lay_out,
     needs=unless(several_epochs, recipes_reach_tables, _can_cross_fit, _may_renew),
+    page=each(_sections),
 )

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from thawline.config import Config
+from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Changes,
     Experiment,
+    Section,
     arms_of,
     changed,
     recipes_reach_tables,
     several_epochs,
     unless,
 )
+from thawline.study.experiments.reading import Reading, each, said
 
 ONE_EPOCH = "one epoch"
 NONE, ALL = "none frozen", "all frozen"
@@ -50,6 +53,49 @@ def _lay_out(config: Config) -> Config:
     return arms_of(changed(config, shared), arms, baseline=NONE)
 
 
+def _sections(one: Reading) -> list[Section]:
+    metric = one.facts["metric"]
+    last = [arm for arm in one.arms if arm != ONE_EPOCH]
+    words = [
+        f"More epochs with every table training, against one epoch: "
+        f"{said(one.difference(NONE, ONE_EPOCH), metric)}. The last epoch alone: "
+        f"{said(one.last_change(NONE), metric)}.",
+        *(
+            f"{arm}, against none frozen: {said(one.difference(arm, NONE), metric)}; against one "
+            f"epoch: {said(one.difference(arm, ONE_EPOCH), metric)}."
+            for arm in last
+            if arm != NONE
+        ),
+        "The culprit, if there is one, is the table whose freezing takes the loss away.",
+    ]
+    against = {arm: (arm, ONE_EPOCH) for arm in last}
+    plot = parts.lines_by_epoch(
+        {arm: one.by_epoch(arm) for arm in last},
+        f"{one.figure} after each epoch, by which table is frozen",
+        one.figure,
+    )
+    return [
+        Section(
+            "Which table",
+            words,
+            parts.beside(
+                parts.figure(
+                    f"{one.facts['action']} {one.figure} after each epoch, pooled",
+                    plot,
+                    "Means over the seeds, on the requests that are scored after an epoch.",
+                ),
+                parts.dots(
+                    {arm: one.difference(arm, ONE_EPOCH) for arm in last},
+                    "Against one epoch, pooled",
+                ),
+            )
+            + parts.table(
+                [f"{one.figure} against one epoch", *against], parts.by_slice(one, against)
+            ),
+        )
+    ]
+
+
 WHICH_TABLE = Experiment(
     name="which-table",
     title="Which table cannot take more epochs",
@@ -64,4 +110,5 @@ WHICH_TABLE = Experiment(
     ),
     lay_out=_lay_out,
     needs=unless(several_epochs, recipes_reach_tables),
+    page=each(_sections),
 )

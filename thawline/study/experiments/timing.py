@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
 from thawline.config import Config
+from thawline.evaluation import formatting
+from thawline.evaluation.drawing import ACCENT, INK, MUTED, SLICES, drawing, svg
+from thawline.evaluation.epoch_plots import label_ends
+from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Experiment,
+    Section,
     arms_of,
     changed,
     recipes_reach_tables,
 )
+from thawline.study.experiments.reading import BySeed, Reading, each, mean, pairs, said
+from thawline.theory.timing import written_then_replayed
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where the window starts, in epochs."""
@@ -44,6 +57,129 @@ def _lay_out(config: Config) -> Config:
     )
 
 
+@dataclass(frozen=True)
+class Fit:
+    """A straight line by least squares."""
+
+    slope: float
+    intercept: float
+    r_squared: float | None
+    """Share of the variance that the line explains; None where there is none."""
+
+    @classmethod
+    def of(cls, starts: Sequence[float], values: Sequence[float]) -> Fit:
+        """Through points, of which two at least differ in their start."""
+        slope, intercept = np.polyfit(starts, values, 1)
+        left = np.array(values) - (slope * np.array(starts) + intercept)
+        total = float(((np.array(values) - np.mean(values)) ** 2).sum())
+        explained = 1 - float((left**2).sum()) / total if total > 0 else None
+        return cls(float(slope), float(intercept), explained)
+
+
+def _sections(one: Reading) -> list[Section]:
+    slopes = {piece: one.sum_of(slope_weights(), piece) for piece in one.slices}
+    fits = {piece: _fit(one, piece) for piece in one.slices}
+    fit = fits.get("pooled")
+    if fit is None:
+        return [Section("The trend", ("No seed has finished with every start yet.",))]
+    way = "rises" if fit.slope > 0 else "falls"
+    unit = f"{one.facts['action']} {one.figure} on {one.facts['holdout']}"
+    words = [
+        f"{unit} {way} with the start; per epoch of delay "
+        f"{said(pairs(slopes['pooled']), one.facts['metric'], contrast=True)}. "
+        f"A straight line explains {_percent(fit.r_squared)} of the variance of the five means.",
+        "By the timing law the share of examples that are written into the rows and seen again "
+        "falls from 1 to 0 over the same starts. If that is what counts, the figure is a straight "
+        "line in the start, and the slope is what a whole replay costs.",
+    ]
+    rows = [
+        [
+            piece,
+            parts.mean_sd(pairs(slopes[piece])),
+            _percent(own.r_squared),
+            said(pairs(slopes[piece]), one.facts["metric"], contrast=True).partition("; ")[2][:-1],
+        ]
+        for piece, own in fits.items()
+        if own is not None
+    ]
+    drawn = parts.beside(
+        parts.figure(
+            f"{unit}, pooled",
+            _scatter(one, fit),
+            "Points: seeds. Dots: their mean. Line: least squares.",
+        ),
+        parts.figure(
+            "The timing law", _law(), "Share of examples written into the rows and seen again."
+        ),
+        parts.figure("By tier, against the earliest start", _tiers(one), "Means over the seeds."),
+    )
+    table = parts.table(["slice", "slope per epoch of delay", "R²", "in words"], rows)
+    return [Section("The trend", words, drawn + table)]
+
+
+def _by_start(one: Reading, piece: str) -> dict[float, BySeed]:
+    """The figure by start, of the seeds that all starts have."""
+    own = {start: one.final(arm_name(start), piece) for start in STARTS}
+    shared = set.intersection(*(set(values) for values in own.values()))
+    return {start: {seed: values[seed] for seed in sorted(shared)} for start, values in own.items()}
+
+
+def _means(values: Mapping[float, BySeed]) -> list[float]:
+    return [found for own in values.values() if (found := mean(own.values())) is not None]
+
+
+def _fit(one: Reading, piece: str) -> Fit | None:
+    means = _means(_by_start(one, piece))
+    return Fit.of(STARTS, means) if means else None
+
+
+def _scatter(one: Reading, fit: Fit) -> Markup:
+    values = _by_start(one, "pooled")
+    with drawing(2.8) as drawn:
+        axes = drawn.subplots()
+        for start, own in values.items():
+            axes.plot([start] * len(own), list(own.values()), "o", color=MUTED, alpha=0.45)
+        ends = [fit.intercept + fit.slope * start for start in (STARTS[0], STARTS[-1])]
+        axes.plot((STARTS[0], STARTS[-1]), ends, color=ACCENT)
+        axes.plot(STARTS, _means(values), "o", color=INK, markersize=6)
+        parts.finish(axes, "start of the window, in epochs", one.figure)
+        axes.set_xticks(STARTS)
+        text = f"{formatting.signed(fit.slope)} per epoch, R² {_percent(fit.r_squared)}"
+        return svg(drawn, f"{one.figure} over the start of the window: {text}")
+
+
+def _law() -> Markup:
+    shares = [written_then_replayed([(start, start + 1)], EPOCHS) for start in STARTS]
+    with drawing(2.8) as drawn:
+        axes = drawn.subplots()
+        axes.plot(STARTS, shares, "o-", color=ACCENT, clip_on=False)
+        axes.set_ylim(0, 1)
+        parts.finish(axes, "start of the window, in epochs", "share replayed")
+        axes.set_xticks(STARTS)
+        return svg(drawn, "The share replayed falls from 1 to 0 in a straight line.")
+
+
+def _tiers(one: Reading) -> Markup:
+    with drawing(2.8) as drawn:
+        axes, ends = drawn.subplots(), []
+        for piece in one.slices:
+            means = _means(_by_start(one, piece))
+            if not means:
+                continue
+            gains = [value - means[0] for value in means]
+            width = 2.2 if piece == "pooled" else 1.4
+            axes.plot(STARTS, gains, "o-", color=SLICES[piece], linewidth=width, clip_on=False)
+            ends.append((gains[-1], piece, SLICES[piece]))
+        parts.finish(axes, "start of the window, in epochs", f"{one.figure} gained")
+        axes.set_xticks(STARTS)
+        label_ends(axes, STARTS[-1], ends)
+        return svg(drawn, f"{one.figure} of each tier against the earliest start.")
+
+
+def _percent(share: float | None) -> str:
+    return formatting.DASH if share is None else f"{share:.0%}"
+
+
 TIMING = Experiment(
     name="timing",
     title="When the tables train",
@@ -58,4 +194,5 @@ TIMING = Experiment(
     ),
     lay_out=_lay_out,
     needs=recipes_reach_tables,
+    page=each(_sections),
 )

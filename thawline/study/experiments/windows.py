@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from thawline.config import Config
+from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Changes,
     Experiment,
+    Section,
     arms_of,
     difference,
     recipes_reach_tables,
     unless,
 )
+from thawline.study.experiments.reading import Reading, each, said
 
 EPOCHS = (1, 2, 3)
 RECIPES = ("co-train", "frozen", "freeze-until-last", "train-first")
@@ -45,6 +50,50 @@ def _lay_out(config: Config) -> Config:
     return arms_of(config, arms, baseline=arm_name(days_of(config)[0], 1), contrasts=contrasts)
 
 
+def _sections(one: Reading) -> list[Section]:
+    metric = one.facts["metric"]
+    lengths = sorted({int(re.split(r"\D", arm)[0]) for arm in one.arms}, reverse=True)
+    control = arm_name(lengths[0], 1)
+    words, rows, plots = [], [], []
+    for days in lengths:
+        for epochs in EPOCHS[1:]:
+            late, first = (
+                arm_name(days, epochs, recipe) for recipe in ("freeze-until-last", "train-first")
+            )
+            words.append(
+                f"{arm_name(days, epochs)}: freezing until the last epoch "
+                f"{said(one.difference(late, control), metric)} against {control}, "
+                f"{said(one.difference(late, first), metric)} against training the table first."
+            )
+        series = {
+            recipe: [
+                one.mean(arm_name(days, epochs, recipe if epochs > 1 else "")) for epochs in EPOCHS
+            ]
+            for recipe in RECIPES
+        }
+        plots.append(
+            parts.figure(
+                f"{arm_name(days, 1).partition(',')[0]}: {one.figure} of runs of so many epochs",
+                parts.lines_by_epoch(series, f"{one.figure} with {days} days", one.figure),
+                "Each point is a run of its own; with one epoch the table trains in it.",
+            )
+        )
+        for recipe in RECIPES:
+            found = [
+                one.difference(arm_name(days, epochs, recipe if epochs > 1 else ""), control)
+                for epochs in EPOCHS
+            ]
+            rows.append([f"{days} days, {recipe}", *(parts.mean_sd(gain) for gain in found)])
+    words.append(
+        "The test days are the same in all arms. Tiers are those of each arm's own window, so that "
+        "figures by tier are of other items where the days differ: compare them within a window."
+    )
+    columns = [f"pooled, against {control}", *(f"{n} epoch{'s' * (n > 1)}" for n in EPOCHS)]
+    return [
+        Section("Days against epochs", words, parts.beside(*plots) + parts.table(columns, rows))
+    ]
+
+
 def _can_halve(config: Config) -> str | None:
     if config.windows.finetune_days < 2:
         return "windows.finetune_days is 1, of which there is no half; set 2 or more"
@@ -67,4 +116,5 @@ WINDOWS = Experiment(
     ),
     lay_out=_lay_out,
     needs=unless(recipes_reach_tables, _can_halve),
+    page=each(_sections),
 )
