@@ -12,7 +12,7 @@ import pytest
 import yaml
 from engine_helpers import assert_same, with_engine
 from typer.testing import CliRunner
-from window_reference import config_for, random_log, write_log
+from window_reference import config_for, every_request, random_log, write_log
 
 import thawline.data
 from thawline import cli
@@ -120,6 +120,24 @@ def test_both_engines_group_by_gaps_and_evict_the_same(spark, tmp_path):
     assert dataset.manifest.rows.evicted > 3
     assert (dataset.root / "moved.parquet").exists()
     assert min(dataset.manifest.requests.values()) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_both_engines_give_requests_the_same_weights(spark, tmp_path):
+    weights = [0.1, 1 / 3, 2.0, 12_345_678.9, 3e-7, 1.0000000000000002]
+    rows = random_log("int")
+    for row in rows:
+        row["w"] = weights[row["request"] % len(weights)]
+    rows[0]["w"] = -1.0
+    config = small(config_for(write_log(rows, tmp_path / "log.parquet"), True, max_rejected=0.05))
+    config = config.model_copy(update={"events": config.events.model_copy(update={"weight": "w"})})
+    dataset = on_both_engines(config, tmp_path)
+    assert dataset.manifest.rejected["bad weight"] == 1
+    expected = {row["request"]: weights[row["request"] % len(weights)] for row in rows}
+    requests = every_request(dataset)
+    assert len({row["weight"] for row in requests}) == len(weights)
+    assert all(row["weight"] == expected[row["request_id"]] for row in requests)
 
 
 @pytest.mark.slow

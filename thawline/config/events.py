@@ -117,6 +117,11 @@ class Events(Section):
         {},
         description="Small categorical columns of the request: name in the model to log column.",
     )
+    weight: str | None = Field(
+        None,
+        description="Column with the weight of the request, above 0: how much it counts in the "
+        "losses and figures. None: all alike.",
+    )
     truth: str | None = Field(
         None,
         description="Parquet with request_id, item_id and p_<action>: the true probabilities of "

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +30,7 @@ from thawline.errors import DataError
 
 CHUNK_BYTES = 1 << 20
 NEUTRAL_EVENTS = {"path", "truth"}
+"""Keys of `events` that change nothing in a dataset: of an input file, the content counts."""
 NEUTRAL_WINDOWS = {
     *("engine", "spark", "memory_limit", "max_rejected", "late", "previous", "catalog", "tiers"),
     *("end", "test_days", "finetune_days", "pretrain_days", "pretrain_overlap", "sequence_length"),
@@ -92,7 +93,7 @@ class Plan:
 
 def recipe_of(config: Config, spans: Spans, day: datetime.date, truth: Sequence[str]) -> str:
     """A hash of the config's part in a day of requests."""
-    events = config.events.model_dump(mode="json", exclude=NEUTRAL_EVENTS)
+    events = events_tree(config)
     labels_until = None
     if config.events.impression is not None:
         # A label may come after midnight, as long as its window goes on.
@@ -109,6 +110,17 @@ def recipe_of(config: Config, spans: Spans, day: datetime.date, truth: Sequence[
         "ids": sorted(columns_of(config.tables.others, "request").values()),
     }
     return hash_of(made_from)
+
+
+def events_tree(config: Config) -> dict[str, Any]:
+    """What the config says of the log's content, as JSON values.
+
+    Without weights it is what it was before there was a choice, so that datasets stay valid.
+    """
+    tree = config.events.model_dump(mode="json", exclude=NEUTRAL_EVENTS)
+    if tree["weight"] is None:
+        del tree["weight"]
+    return tree
 
 
 def plan_days(

@@ -17,6 +17,7 @@ from thawline.data.manifest import Digest
 from thawline.data.spans import EPOCH
 
 HALF = 1 << 32
+FRACTION = 2.0**62
 MISSING = "\0"
 
 
@@ -81,5 +82,10 @@ def _texts(events: ir.Table, columns: Iterable[str]) -> list[ir.StringValue]:
         column = events[name]
         if column.type().is_boolean():
             column = column.ifelse(1, 0)
+        if column.type().is_floating():
+            # Engines write fractions in ways of their own; these whole numbers tell it too.
+            whole = column.floor().cast("int64")
+            texts.append(whole.cast("string").fill_null(MISSING))
+            column = ((column - whole) * FRACTION).floor().cast("int64")
         texts.append(column.cast("string").fill_null(MISSING))
     return texts

@@ -2,9 +2,9 @@
 
 Canonical columns: `user_id` and `item_id` (int64 or string, as in the log), `timestamp` (int64,
 microseconds since 1970 UTC), `request_id` (int64) and `position` (int64) in logs with impressions,
-a boolean column an action, `ctx_<name>` and `id_<column>` strings, and `held_out`. Where actions
-come as rows of their own, the boolean `impression` tells which rows are impressions, and the others
-may lack a `request_id`.
+a boolean column an action, `ctx_<name>` and `id_<column>` strings, `held_out` and, in logs with
+weights, `weight` (float64). Where actions come as rows of their own, the boolean `impression` tells
+which rows are impressions, and the others may lack a `request_id` and a `weight`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thawline.data.delimited import CsvLog, open_csv
 from thawline.data.encoding import is_about_encoding, mend
 from thawline.data.engine import Backend, DuckDB, hashed_below, keep
 from thawline.data.grouping import group_by_gap, merge_rows
-from thawline.data.mapping import ColumnMapping, needed_columns
+from thawline.data.mapping import LEAST_WEIGHT, MOST_WEIGHT, ColumnMapping, needed_columns
 from thawline.data.sources import (
     Format,
     decide_format,
@@ -45,6 +45,9 @@ RESERVED_PREFIXES = ("ctx_", "id_", "label_", "oracle_", "raw_")
 MISCOUNTED = "wrong number of fields"
 """Why a line of a CSV file is rejected as a whole."""
 
+SEVERAL_WEIGHTS = "several weights in one request"
+"""Why the rows of a request are rejected whose impressions disagree on its weight."""
+
 HINTS = {
     "impossible timestamp": "if some times are in another unit than the rest, write them in one",
     "future timestamp": "if these times are right, set events.latest",
@@ -52,6 +55,8 @@ HINTS = {
     MISCOUNTED: "quote fields that hold the separator, and see events.separator",
     "duplicate": "see whether two files of events.path hold the same days",
     "bad encoding": "write the log as UTF-8",
+    "bad weight": f"give events.weight numbers from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}",
+    SEVERAL_WEIGHTS: "give the impressions of a request the weight of the request",
 }
 """What to do about rejected rows, by reason."""
 
@@ -167,7 +172,9 @@ def _reject(
     """Splits the staged rows, and fails if too many are rejected."""
     staged = _find_duplicates(engine, log.rows, settings)
     if "request_id" in staged.columns:
-        staged = _find_mixed_requests(engine, staged)
+        staged = _find_mixed(engine, staged, "user_id", "several users in one request")
+        if "weight" in staged.columns:
+            staged = _find_mixed(engine, staged, "weight", SEVERAL_WEIGHTS)
     raw = [name for name in staged.columns if name.startswith("raw_")]
     rejected = staged.filter(staged.reason.notnull())
     rejected = rejected.select(
@@ -229,18 +236,21 @@ def _find_duplicates(engine: Backend, staged: ir.Table, settings: Events) -> ir.
     )
 
 
-def _find_mixed_requests(engine: Backend, staged: ir.Table) -> ir.Table:
+def _find_mixed(engine: Backend, staged: ir.Table, column: str, reason: str) -> ir.Table:
+    """Rejects the requests in which a column has several values."""
     good = staged.filter(staged.reason.isnull(), staged.request_id.notnull())
-    users = good.group_by("request_id").aggregate(
-        first_user=good.user_id.min(), last_user=good.user_id.max()
+    if column == "weight" and "impression" in staged.columns:
+        good = good.filter(good.impression)
+    values = good.group_by("request_id").aggregate(
+        least=good[column].min(), most=good[column].max()
     )
-    mixed = users.filter(users.first_user != users.last_user).select("request_id")
+    mixed = values.filter(values.least != values.most).select("request_id")
     if not mixed.count().to_pyarrow().as_py():
         return staged
-    mixed = keep(engine, "mixed", mixed)
+    mixed = keep(engine, f"mixed_{column}", mixed)
     inside = staged.reason.isnull() & staged.request_id.isin(mixed.request_id)
-    reason = inside.ifelse("several users in one request", staged.reason)
-    return keep(engine, "unmixed", staged.mutate(reason=reason))
+    found = inside.ifelse(reason, staged.reason)
+    return keep(engine, f"unmixed_{column}", staged.mutate(reason=found))
 
 
 def _latest(settings: Events) -> int:

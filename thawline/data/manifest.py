@@ -184,6 +184,8 @@ class Manifest(BaseModel):
     """A hash of the catalog that this one extends."""
     has_oracle: bool
     """True: requests hold `oracle_<action>`, the true probabilities of a simulated log."""
+    weighted: bool = False
+    """True: requests hold their `weight`, float64."""
 
 
 @dataclass(frozen=True)

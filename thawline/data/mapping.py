@@ -21,6 +21,9 @@ EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
 LATEST = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 """Timestamps outside are impossible: no log of people's clicks is that old or that new."""
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-9, 1e9
+"""Weights outside are bad: their sums and gradients would lose the others', or overflow."""
+
 MANGLED = "\ufffd"
 """Unicode's replacement character."""
 
@@ -45,6 +48,8 @@ def needed_columns(settings: Events, ids: Mapping[str, str] | None = None) -> di
         needed["events.impression.column"] = settings.impression.column
     for name, column in settings.context.items():
         needed[f"events.context.{name}"] = column
+    if settings.weight is not None:
+        needed["events.weight"] = settings.weight
     return needed | dict(ids or {})
 
 
@@ -153,6 +158,13 @@ class ColumnMapping:
                     f"{self.where}: column {column!r} (events.context.{name}) is of type {kind}",
                     "name a column with one value a row, or drop it from events.context",
                 )
+        if (weight := self.settings.weight) is not None:
+            kind = raw[weight].type()
+            if kind.is_boolean() or not (kind.is_numeric() or kind.is_string()):
+                raise DataError(
+                    f"{self.where}: column {weight!r} (events.weight) is of type {kind}",
+                    "name a column of numbers",
+                )
         for key, column in self.further.items():
             require_scalar(raw, column, f"{self.where}: column {column!r} ({key})")
         row = raw.aggregate(**facts).to_pyarrow()
@@ -251,10 +263,14 @@ class ColumnMapping:
             columns[f"ctx_{name}"] = self._text(column)
         for column in self.further.values():
             columns[stored_as(column)] = self._text(column)
+        if settings.weight is not None:
+            columns["weight"] = self._weight(settings.weight)
         columns["held_out"] = hashed_below(user_text.fill_null(""), "holdout", holdout)
         for key, name in self.ids.items():
             columns[f"raw_{key}"] = self._text(name)
         columns["raw_timestamp"] = time_text
+        if settings.weight is not None:
+            columns["raw_weight"] = self._text(settings.weight)
         if (said := self._action_text()) is not None:
             columns["raw_action"] = said
         columns["unknown"], columns["mangled"] = self._unknown(), self._mangled()
@@ -269,10 +285,11 @@ class ColumnMapping:
             table = table.filter(hashed_below(key, "sample", settings.sample_users))
         table = table.select(**columns)
         # An action's own row need not know the request that it will join.
-        needed = {"request_id": table.impression} if settings.impression is not None else {}
+        every = ibis.literal(True)
+        shown = table.impression if settings.impression is not None else every
         reasons = [(table.mangled, "bad encoding")]
         reasons += [
-            (table[key].isnull() & needed.get(key, ibis.literal(True)), f"null {key}")
+            (table[key].isnull() & (shown if key == "request_id" else every), f"null {key}")
             for key in self.ids
         ]
         reasons += [
@@ -281,6 +298,8 @@ class ColumnMapping:
             (table.timestamp > latest, "future timestamp"),
             (table.unknown, "unknown action"),
         ]
+        if settings.weight is not None:
+            reasons.append((table.weight.isnull() & shown, "bad weight"))
         return table.mutate(reason=ibis.cases(*reasons)).drop("unknown", "mangled")
 
     def _action_text(self) -> ir.StringValue | None:
@@ -339,6 +358,14 @@ class ColumnMapping:
         if kind.is_numeric():
             return column.cast("float64")
         return ibis.null("float64")
+
+    def _weight(self, name: str) -> ir.FloatingValue:
+        """The weight; null where it is none, or none that can be used."""
+        column = self.raw[name]
+        number = text_float(column) if column.type().is_string() else self._number(column)
+        number = _without_nan(number)
+        usable = number.between(LEAST_WEIGHT, MOST_WEIGHT)
+        return usable.ifelse(number, ibis.null("float64"))
 
     def _happened(self, rule: Action) -> ir.BooleanValue:
         if rule.column is None:

@@ -131,6 +131,8 @@ def request_schema(requests: ir.Table, config: Config) -> pa.Schema:
     fields += [(f"ctx_{name}", pa.int32()) for name in config.events.context]
     ids = columns_of(config.tables.others, "request").values()
     fields += [(stored_as(column), pa.int64()) for column in ids]
+    if config.events.weight is not None:
+        fields.append(("weight", pa.float64()))
     return pa.schema(fields)
 
 

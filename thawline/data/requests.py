@@ -14,7 +14,7 @@ from thawline.data.engine import HOUR_US, hash63, keep
 from thawline.data.events import is_positive
 
 CONTEXT = ("ctx_", "id_")
-"""How the names of columns begin that are the request's."""
+"""How the names of columns begin that are the request's; its `weight` is another one."""
 
 
 def number_positives(engine: Backend, events: ir.Table, actions: list[str]) -> ir.Table:
@@ -50,7 +50,7 @@ def single_requests(
 
     Returns:
         request_id (hashed from user, time and item), user_id, timestamp, held_out, candidate_row,
-        label_<action>, and the events' ctx_<name> and id_<column>.
+        label_<action>, and the events' ctx_<name>, id_<column> and weight.
     """
     found = events.filter(
         is_positive(events, actions), events.timestamp >= span[0], events.timestamp < span[1]
@@ -62,7 +62,7 @@ def single_requests(
         f"label_{name}": ibis.array([found[name].cast("int8")]).cast("array<int8>")
         for name in actions
     }
-    context = [name for name in found.columns if name.startswith(CONTEXT)]
+    context = _of_requests(found)
     return keep(
         engine,
         "requests",
@@ -90,7 +90,7 @@ def grouped_requests(
 ) -> ir.Table:
     """Groups impressions that share a request id into requests that start within a span.
 
-    A request's time is that of its first event, its user and context are those of its first
+    A request's time is that of its first event, its user, context and weight are those of its first
     impression; candidates are in order of position. Of what comes after the end of the window in
     which a request starts, nothing is in it: no impression, and no action as a label.
 
@@ -131,7 +131,7 @@ def grouped_requests(
     lists |= {f"label_{name}": inside[name].cast("int8") for name in actions}
     if with_truth:
         lists |= {f"oracle_{name}": inside[f"oracle_{name}"] for name in actions}
-    context = [name for name in inside.columns if name.startswith(CONTEXT)]
+    context = _of_requests(inside)
     return keep(
         engine,
         "requests",
@@ -146,6 +146,10 @@ def grouped_requests(
             **{name: inside[name].first(order_by=first, include_null=True) for name in context},
         ),
     )
+
+
+def _of_requests(events: ir.Table) -> list[str]:
+    return [name for name in events.columns if name.startswith(CONTEXT) or name == "weight"]
 
 
 def count_earlier(engine: Backend, requests: ir.Table, positives: ir.Table) -> ir.Table:

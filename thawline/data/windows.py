@@ -20,6 +20,7 @@ from thawline.data.days import (
     Plan,
     Source,
     content_of,
+    events_tree,
     hash_file,
     hash_of,
     plan_days,
@@ -56,7 +57,6 @@ from thawline.data.vocabularies import build_vocabularies, encode_context
 from thawline.errors import DataError
 
 NEUTRAL = {
-    "events": {"path", "truth"},
     "items": {"path"},
     "windows": {"engine", "spark", "memory_limit", "max_rejected", "late", "previous"},
 }
@@ -254,6 +254,7 @@ class _Build:
             inputs=inputs,
             parent=self.previous.version if self.previous else "",
             has_oracle=config.events.truth is not None,
+            weighted=config.events.weight is not None,
         )
         return manifest.model_copy(update={"data_version": _data_version(manifest, root)})
 
@@ -426,7 +427,7 @@ def inputs_version(config: Config) -> str:
     return hash_of(
         {
             "versions": [SCHEMA_VERSION, __version__],
-            "events": events.model_dump(mode="json", exclude=NEUTRAL["events"]),
+            "events": events_tree(config),
             "windows": config.windows.model_dump(mode="json", exclude=NEUTRAL["windows"]),
             "bucket_minutes": config.negatives.bucket_minutes,
             "simulate": config.simulate and config.simulate.model_dump(mode="json"),
@@ -445,9 +446,11 @@ def _data_version(manifest: Manifest, root: Path) -> str:
     """A hash of what is in a dataset, wherever its days were built."""
     described = {"data_version", "inputs", "parent", "late", "days"}
     files = ["catalog.parquet", "popularity.parquet"]
-    # Without them, and by users, the version is what it was before there was a choice.
+    # Without them or weights, and by users, the version is what it was before there was a choice.
     if manifest.holdout_by == "user":
         described |= {"holdout_by"}
+    if not manifest.weighted:
+        described |= {"weighted"}
     if manifest.ids or manifest.content:
         files += ["items.parquet"] * (root / "items.parquet").exists()
     else:
