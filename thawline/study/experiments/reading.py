@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,10 @@ class Reading:
     def slices(self) -> list[str]:
         """The slices of which there is a figure."""
         return [piece for piece in SLICES if any(self.final(arm, piece) for arm in self.arms)]
+
+    def of(self, figure: str) -> Reading:
+        """The same arms, read by another figure than the study's metric."""
+        return replace(self, facts={**self.facts, "metric": figure})
 
     def final(self, arm: str, piece: str = "pooled") -> BySeed:
         """The study's metric of the exported models, by seed; empty where there is none."""
