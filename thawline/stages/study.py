@@ -1,30 +1,32 @@
-"""A study on one machine: a dataset, pretrained rows, every trial of the grid, and the report.
+"""A study on one machine: datasets, pretrained rows, every trial, and the report.
 
 Everything lies in one folder, and what is there is not computed again:
 
 ```
-dataset/            what all trials share
+datasets/<key>/     one for each distinct dataset
 tables/<key>/       pretrained rows, one for each distinct pretraining
 trials/<key>/       trial.yaml, trial.json, report.html and log.txt of each trial
 trials.parquet  study.json  study.html
 ```
+
+Several studies may share the folder and have the last three files elsewhere.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from thawline.config import Config
-from thawline.data.manifest import Dataset
 from thawline.errors import DataError
 from thawline.folders import locked_folder
-from thawline.stages import pretrain, windows
 from thawline.stages.study_files import Task, read_result
+from thawline.stages.study_inputs import Built, Inputs
 from thawline.stages.study_processes import Job, Result, Runner, run_jobs, run_process, threads_of
 from thawline.stages.study_report import MADE, Outcome, check, report, score
 from thawline.study.design import Arm, Design, Trial
@@ -59,49 +61,55 @@ def run(
     out: str | Path,
     *,
     dataset: str | Path | None = None,
+    report_to: str | Path | None = None,
+    facts: Mapping[str, Any] | None = None,
     runner: Runner | None = None,
     show: Show = lambda changed, standings: None,
 ) -> Outcome:
     """Runs what the config's `study` asks for into the folder `out`.
 
     Trials that are finished there are not run again, those that were killed go on, failed ones are
-    tried again. A trial that fails stops no other. On Ctrl-C and SIGTERM the running ones save
-    their checkpoints, and what is finished is reported.
+    tried again. A trial that fails stops no other, nor does a dataset that one arm alone has. On
+    Ctrl-C and SIGTERM the running ones save their checkpoints, and what is finished is reported.
 
     Args:
         config: Its `study` section is laid out; everything else is what the arms share.
-        out: The study's folder; may hold trials of other grids over the same dataset.
-        dataset: A dataset folder; None: `out/dataset`, which is built.
+        out: The study's folder; may hold datasets and trials of other studies.
+        dataset: A dataset folder for all trials. None: each distinct one is built in `out`.
+        report_to: Gets `trials.parquet`, `study.json` and `study.html`. None: `out` does.
+        facts: What `study.json` is to hold besides.
         runner: What runs one trial. None: a process for each.
         show: Told of each change, maybe in another thread.
 
     Raises:
         BusyError: Another process runs a study there.
-        ConfigError: A grid, baseline or halving that cannot be; the message names the key.
+        ConfigError: An arm, baseline or halving that cannot be, or an arm that varies the data
+            though there is but the one that was given; the message names the key.
         DataError: No trial came to an end.
-        ThawlineError: The dataset or the pretrained rows cannot be made, or MLflow does not answer.
+        ThawlineError: No dataset or no pretrained rows can be made, or MLflow does not answer.
     """
     out = Path(out)
     design = check(config)
-    design.require_one_dataset("so far, a study has one")
+    given = None if dataset is None else Path(dataset)
+    if given is not None:
+        design.require_one_dataset("a dataset was given for all arms")
     at_once = config.study.jobs
     runner = runner or partial(run_process, threads=threads_of(at_once))
     with locked_folder(out):
         parent = runs.start_parent(config, "study")
         status = "FAILED"
         try:
-            if dataset is None:
-                dataset = out / "dataset"
-                windows.run(config, dataset, parent_run_id=parent)
-            version = Dataset.open(dataset).manifest.data_version
-            study = _Run(config, design, out, Path(dataset), version, parent, runner, show)
+            inputs = Inputs(out, parent, at_once, given)
+            inputs.datasets(design.trials())
+            report_of = partial(report, Path(report_to or out), design, store=out, more=facts or {})
+            study = _Run(design, out, inputs, parent, runner, show)
             with runs.stage_run(config, "study", parent) as tracked:
                 try:
                     study.rounds()
                 finally:
-                    outcome = study.report()
+                    outcome = report_of(study.results.values(), study.went_on)
                 for name in MADE:
-                    tracked.log_artifact(out / name)
+                    tracked.log_artifact(outcome.folder / name)
             status = "FINISHED"
         except (KeyboardInterrupt, runs.Terminated):
             status = "KILLED"
@@ -116,20 +124,22 @@ def run(
     return outcome
 
 
+Place = tuple[str, int, int]
+"""Of a trial: arm, seed, round."""
+
+
 @dataclass
 class _Run:
     """A study that runs."""
 
-    config: Config
     design: Design
     out: Path
-    dataset: Path
-    data_version: str
+    inputs: Inputs
     parent: str
     runner: Runner
     show: Show
-    results: dict[str, Result] = field(default_factory=dict)
-    standings: dict[str, Standing] = field(default_factory=dict)
+    results: dict[Place, Result] = field(default_factory=dict)
+    standings: dict[Place, Standing] = field(default_factory=dict)
     went_on: list[list[str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -149,64 +159,79 @@ class _Run:
                 self.went_on.append(kept)
                 arms = [arm for arm in arms if arm.name in kept]
 
-    def report(self) -> Outcome:
-        """Of what came to an end so far."""
-        return report(self.out, self.design, self.results.values(), self.went_on)
-
     def _run(self, trials: Sequence[Trial]) -> None:
-        pending = []
-        for trial in trials:
-            key = trial.key(self.data_version)
-            own = self.standings[key] = Standing(key, trial.arm.name, trial.seed, trial.epochs)
-            known = read_result(self.out / "trials" / key)
-            if known is not None and known["status"] == "finished":
-                # Another grid may have called the same config by another name.
-                known |= {"arm": trial.arm.name, "values": dict(trial.arm.values)}
-                own.found = True
-                self._ended(own, known)
-            else:
-                pending.append((key, trial))
-        jobs = [
-            Job(self._task(key, trial), trial.config, self.out / "trials" / key)
-            for key, trial in pending
-        ]
+        jobs, same = self._jobs(trials)
         at_once = self.design.study.jobs
         # An exception from here would keep an open generator, and so the processes, alive.
-        with closing(run_jobs(jobs, self.runner, at_once, self._started)) as ended:
+        with closing(run_jobs(jobs, self.runner, at_once, partial(self._started, same))) as ended:
             for job, result in ended:
-                self._ended(self.standings[job.task.trial], result)
+                for trial in same[job.task.trial]:
+                    self._ended(trial, result)
 
-    def _task(self, key: str, trial: Trial) -> Task:
+    def _jobs(self, trials: Sequence[Trial]) -> tuple[list[Job], dict[str, list[Trial]]]:
+        """What is to be run, and by key the trials that it is of: arms may resolve to one config.
+
+        What was run before or cannot start has ended.
+        """
+        self.inputs.datasets(trials)
+        same: dict[str, list[Trial]] = {}
+        pending: dict[str, tuple[Trial, Built]] = {}
+        for trial in trials:
+            built = self.inputs.dataset(trial)
+            version = built.version if isinstance(built, Built) else ""
+            key = trial.key(version)
+            self.standings[_place(trial)] = Standing(key, trial.arm.name, trial.seed, trial.epochs)
+            if not isinstance(built, Built):
+                self._ended(trial, self._task(key, trial).failed(built))
+                continue
+            known = read_result(self.out / "trials" / key)
+            if known is not None and known["status"] == "finished":
+                self.standings[_place(trial)].found = True
+                self._ended(trial, known)
+                continue
+            same.setdefault(key, []).append(trial)
+            pending.setdefault(key, (trial, built))
+        failed = self.inputs.tables(pending.values())
+        jobs = []
+        for key, (trial, built) in pending.items():
+            table = self.inputs.table(trial, built)
+            task = self._task(key, trial, dataset=built.folder, table=table)
+            if table in failed:
+                for each in same[key]:
+                    self._ended(each, task.failed(failed[table]))
+            else:
+                jobs.append(Job(task, trial.config, self.out / "trials" / key))
+        return jobs, same
+
+    def _task(
+        self, key: str, trial: Trial, *, dataset: Path = Path(), table: Path = Path()
+    ) -> Task:
         return Task(
             trial=key,
             arm=trial.arm.name,
             values=dict(trial.arm.values),
             seed=trial.seed,
             round=trial.epochs,
-            dataset=str(self.dataset.absolute()),
-            table=str(self._table(trial)),
+            dataset=str(dataset.absolute()),
+            table=str(table),
             parent_run_id=self.parent,
             keep_models=self.design.study.keep_models,
         )
 
-    def _table(self, trial: Trial) -> Path:
-        """The pretrained rows of a trial, which are made where they are new."""
-        folder = (self.out / "tables" / trial.table_key(self.data_version)).absolute()
-        if not (folder / "table.json").exists():
-            config = trial.config.model_copy(update={"seed": trial.table_seed})
-            pretrain.run(config, self.dataset, folder, parent_run_id=self.parent)
-        return folder
+    def _started(self, same: Mapping[str, Sequence[Trial]], job: Job) -> None:
+        for trial in same[job.task.trial]:
+            own = self.standings[_place(trial)]
+            own.status = "running"
+            self._tell(own)
 
-    def _started(self, job: Job) -> None:
-        own = self.standings[job.task.trial]
-        own.status = "running"
-        self._tell(own)
-
-    def _ended(self, own: Standing, result: Result) -> None:
+    def _ended(self, trial: Trial, result: Result) -> None:
+        own = self.standings[_place(trial)]
+        # Another study or arm may have called the same config by another name.
+        result = result | {"arm": trial.arm.name, "values": dict(trial.arm.values)}
         own.status, own.error = result["status"], result.get("error") or ""
         own.seconds = result.get("seconds")
         own.score = score(self.design, result)
-        self.results[own.trial] = result
+        self.results[_place(trial)] = result
         self._tell(own)
 
     def _tell(self, changed: Standing) -> None:
@@ -214,7 +239,10 @@ class _Run:
             self.show(changed, list(self.standings.values()))
 
     def _mean(self, arm: Arm, trials: Sequence[Trial]) -> float | None:
-        keys = [trial.key(self.data_version) for trial in trials if trial.arm == arm]
-        scores = [self.standings[key].score for key in keys]
+        scores = [self.standings[_place(trial)].score for trial in trials if trial.arm == arm]
         known = [value for value in scores if value is not None]
         return sum(known) / len(known) if known else None
+
+
+def _place(trial: Trial) -> Place:
+    return (trial.arm.name, trial.seed, trial.epochs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thawline.config import Config, dump_config
+from thawline.errors import ThawlineError
 
 TASK, CONFIG, RESULT, LOG = "task.json", "trial.yaml", "trial.json", "log.txt"
 REPORT = "report.html"
@@ -31,19 +32,37 @@ class Task:
     table: str
     parent_run_id: str = ""
     keep_models: bool = False
+    starts: tuple[str, ...] = ()
+    """Epochs shared with other trials that it may begin from, the longest first."""
+    until: int | None = None
+    """Of epochs that are to be shared: how many."""
+
+    def start(self) -> str | None:
+        """The longest of `starts` that is there: what was to train another one may have failed."""
+        return next((start for start in self.starts if Path(start).exists()), None)
 
     def result(self, status: str, **more: Any) -> dict[str, Any]:
         """What `trial.json` holds: which trial it is, and what became of it."""
         own = ("trial", "arm", "values", "seed", "round")
         return {name: getattr(self, name) for name in own} | {"status": status} | more
 
+    def failed(self, error: ThawlineError) -> dict[str, Any]:
+        """The result of a trial that an error ended."""
+        return self.result("failed", error=error.what, remedy=error.remedy)
+
 
 def write_task(folder: Path, task: Task, config: Config) -> None:
-    """Writes what `main` reads; an older result goes."""
+    """Writes what `read_task` and the process of the job read; an older result goes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).unlink(missing_ok=True)
     (folder / TASK).write_text(json.dumps(asdict(task), indent=2), encoding="utf-8")
     (folder / CONFIG).write_text(dump_config(config), encoding="utf-8")
+
+
+def read_task(folder: Path) -> Task:
+    """What `write_task` wrote, without the config."""
+    tree = json.loads((folder / TASK).read_text(encoding="utf-8"))
+    return Task(**tree | {"starts": tuple(tree["starts"])})
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

@@ -6,14 +6,24 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thawline.config import Config
-from thawline.stages.study_files import LOG, Task, read_result, write_task
+from thawline.config import Config, load_config
+from thawline.errors import ThawlineError
+from thawline.stages.study_files import (
+    CONFIG,
+    LOG,
+    Task,
+    read_result,
+    read_task,
+    write_result,
+    write_task,
+)
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 60.0
@@ -24,11 +34,13 @@ TAIL = 12
 
 @dataclass(frozen=True)
 class Job:
-    """A trial that is to run."""
+    """A trial that is to run, or epochs that trials share."""
 
     task: Task
     config: Config
     folder: Path
+    after: str | None = None
+    """The key of a job that is to end before it, however it does."""
 
 
 Result = dict[str, Any]
@@ -45,7 +57,7 @@ def run_jobs(
     running ones are stopped and the others never start; it has to close what it is given.
 
     Args:
-        jobs: In the order in which they start.
+        jobs: In the order in which they start, but for those that wait for others.
         runner: What runs one.
         at_once: How many run at a time.
         on_start: Called when one starts, in another thread.
@@ -61,26 +73,45 @@ def run_jobs(
         except Exception as error:
             return job.task.result("failed", error=f"{type(error).__name__}: {error}", remedy="")
 
+    waiting = list(jobs)
+    running: dict[Future[Result | None], Job] = {}
     with ThreadPoolExecutor(at_once) as pool:
-        futures = {pool.submit(one, job): job for job in jobs}
+
+        def start_next() -> None:
+            unfinished = {job.task.trial for job in (*waiting, *running.values())}
+            ready = [job for job in waiting if job.after not in unfinished]
+            for job in ready[: at_once - len(running)]:
+                waiting.remove(job)
+                running[pool.submit(one, job)] = job
+
         try:
-            for future in as_completed(futures):
-                result = future.result()
-                if result is not None:
-                    yield futures[future], result
+            start_next()
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                stopped = [future for future in done if future.exception() is not None]
+                ended = [(running.pop(future), future) for future in done - set(stopped)]
+                if not stopped:
+                    start_next()
+                for job, future in ended:
+                    result = future.result()
+                    if result is not None:
+                        yield job, result
+                for future in stopped:
+                    future.result()
         finally:
             stop.set()
-            for future in futures:
-                future.cancel()
 
 
-def run_process(job: Job, stop: threading.Event, threads: int) -> Result | None:
+def run_process(
+    job: Job, stop: threading.Event, threads: int, module: str = "thawline.stages.study_trial"
+) -> Result | None:
     """Runs a job by our own Python, with its output in `log.txt`.
 
     Args:
         job: Its folder is made.
         stop: Ends the process; it saves a checkpoint first.
         threads: That it may use, unless its config says how many.
+        module: Runs as a program that calls `serve`.
     """
     runtime = job.config.runtime
     if not runtime.threads:
@@ -88,7 +119,7 @@ def run_process(job: Job, stop: threading.Event, threads: int) -> Result | None:
     write_task(job.folder, job.task, job.config.model_copy(update={"runtime": runtime}))
     # OpenMP would start as many threads as there are cores before the config is read.
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "thawline.stages.study_trial", str(job.folder)]
+    command = [sys.executable, "-m", module, str(job.folder)]
     with (job.folder / LOG).open("ab") as log:
         # In a session of its own, so that Ctrl-C comes to it through us alone.
         process = subprocess.Popen(  # noqa: S603
@@ -107,6 +138,29 @@ def run_process(job: Job, stop: threading.Event, threads: int) -> Result | None:
         error=f"its process ended with {_ending(process.returncode)}:\n{_tail(job.folder / LOG)}",
         remedy="run the study again: the trial goes on from its last checkpoint",
     )
+
+
+def serve(folder: Path, work: Callable[[Config, Task, Path], object]) -> None:
+    """Does what `write_task` described, in a process of its own; an error becomes its result.
+
+    Args:
+        folder: Of the job.
+        work: Gets the job's config, task and folder, and writes its result.
+
+    Raises:
+        Terminated: After SIGTERM.
+    """
+    task = read_task(folder)
+    try:
+        work(load_config(folder / CONFIG), task, folder)
+    except ThawlineError as error:
+        print(error, file=sys.stderr)
+        write_result(folder, task.failed(error))
+    except Exception as error:
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {error}"
+        remedy = f"see {folder / LOG}; this is a defect"
+        write_result(folder, task.result("failed", error=what, remedy=remedy))
 
 
 def threads_of(at_once: int) -> int:

@@ -5,6 +5,7 @@ Nothing here loads what trains.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 from thawline.config import Config
 from thawline.errors import ConfigError
+from thawline.study.arm_facts import exposure, resolved
 from thawline.study.comparison import compare_arms
 from thawline.study.design import Design, dimensions_of
 from thawline.study.report import REPORT, main_rows, summary, write_report
 from thawline.study.trials import FACTS, TRIALS, read_study, tidy, write_study
 from thawline.tracking import runs
 from thawline.training.recipes import make_schedule
+from thawline.training.schedule import Schedule
 
 MADE = (TRIALS, FACTS, REPORT)
 """The files of a study's folder that hold what was found."""
@@ -61,7 +64,7 @@ def check(config: Config) -> Design:
         for trial in design.trials(epochs):
             if trial.seed == config.study.seeds[0]:
                 try:
-                    make_schedule(trial.config, list(config.events.context))
+                    _schedule(trial.config)
                 except ConfigError as error:
                     what = design.where(trial.arm)
                     if len(design.rounds) > 1:
@@ -80,12 +83,18 @@ def report_only(folder: str | Path) -> Outcome:
     folder = Path(folder)
     facts, table = read_study(folder)
     rows = compare_arms(facts, table)
-    write_report(folder / REPORT, facts, rows)
+    write_report(folder / REPORT, facts, rows, table)
     return Outcome(folder, facts, rows)
 
 
 def report(
-    folder: Path, design: Design, results: Iterable[Result], went_on: Sequence[Sequence[str]] = ()
+    folder: Path,
+    design: Design,
+    results: Iterable[Result],
+    went_on: Sequence[Sequence[str]] = (),
+    *,
+    store: Path | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Writes `trials.parquet`, `study.json` and `study.html` of results.
 
@@ -94,11 +103,20 @@ def report(
         design: What was to run.
         results: Of the trials that came to an end.
         went_on: Names of the arms of each round after the first.
+        store: The folder that has `trials/`. None: `folder`.
+        more: What `study.json` is to hold besides.
     """
     results = list(results)
-    facts = study_facts(design, results, went_on)
+    facts = study_facts(design, results, went_on) | dict(more or {})
+    facts["store"] = _way(folder, store or folder)
     write_study(folder, facts, tidy(results, list(dimensions_of(design.study))))
     return report_only(folder)
+
+
+def _way(folder: Path, store: Path) -> str:
+    """From one folder to another, as the beginning of a link; empty where they are the same."""
+    way = Path(os.path.relpath(store, folder)).as_posix()
+    return "" if way == "." else f"{way}/"
 
 
 def study_facts(
@@ -107,7 +125,7 @@ def study_facts(
     """What `study.json` holds: what was to be studied, and what became of each trial."""
     finished = [result for result in results if result["status"] == "finished"]
     study = design.study
-    last = {trial.arm.name: trial.epochs for trial in design.trials()}
+    configs = {trial.arm.name: trial.config for trial in design.trials()}
     schedules = {result["arm"]: result["schedule"] for result in finished}
     first = finished[0] if finished else {}
     dropped = {
@@ -127,15 +145,18 @@ def study_facts(
         "holdout": study.holdout,
         "action": study.action or next(iter(first.get("actions", ())), None),
         "data_version": first.get("data_version"),
+        "data_versions": {result["arm"]: result["data_version"] for result in finished},
         "rounds": list(design.rounds),
         "arms": [
             {
                 "name": arm.name,
                 "values": dict(arm.values),
                 "baseline": arm.baseline,
-                "epochs": last[arm.name],
+                "epochs": configs[arm.name].finetune.epochs,
                 "dropped_after": dropped.get(arm.name),
                 "schedule": schedules.get(arm.name),
+                "resolved": resolved(configs[arm.name]),
+                "exposure": exposure(configs[arm.name], _schedule(configs[arm.name])),
             }
             for arm in design.arms
         ],
@@ -144,6 +165,10 @@ def study_facts(
             for result in results
         ],
     }
+
+
+def _schedule(config: Config) -> Schedule:
+    return make_schedule(config, list(config.events.context))
 
 
 _TOLD = ("trial", "arm", "seed", "round", "status")
