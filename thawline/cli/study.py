@@ -85,7 +85,7 @@ def study(
     else:
         from thawline.stages import study as stage
 
-        settings = _with_study(
+        settings = with_study(
             read(config, overrides),
             grid or [],
             seeds,
@@ -101,13 +101,13 @@ def study(
             outcome = stage.run(
                 settings, out or Path(settings.workdir) / "study", dataset=found, show=show
             )
-    _show(outcome)
+    show_outcome(outcome)
     if outcome.failed:
         say(f"{len(outcome.failed)} trials failed; the same command tries them again")
         raise typer.Exit(1)
 
 
-def _with_study(
+def with_study(
     settings: Config,
     grid: list[str],
     seeds: str | None,
@@ -138,10 +138,11 @@ def _with_study(
             raise ConfigError("--eta without --halving", "say the rounds with --halving 1,2")
         own["halving"]["eta"] = eta
     tree = settings.model_dump(mode="json") | {"study": own}
-    return parse_config(yaml.safe_dump(tree), source="the study")
+    return parse_config(yaml.safe_dump(tree, sort_keys=False), source="the study")
 
 
-def _show(outcome: Outcome) -> None:
+def show_outcome(outcome: Outcome) -> None:
+    """Prints what a study found, what failed, and where its files are."""
     facts = outcome.facts
     title = f"{facts['holdout']}: {facts['action']} {facts['metric']}, paired by seed"
     console().print(_table(title, outcome.main()))

@@ -100,7 +100,9 @@ def arms_of(
     }
     tree = config.model_dump(mode="json")
     tree["study"] |= study
-    return parse_config(yaml.safe_dump(tree), overrides(CHEAP), source="the experiment")
+    return parse_config(
+        yaml.safe_dump(tree, sort_keys=False), overrides(CHEAP), source="the experiment"
+    )
 
 
 def changed(config: Config, changes: Changes) -> Config:
@@ -110,7 +112,9 @@ def changed(config: Config, changes: Changes) -> Config:
         ConfigError: A key or a value that cannot be.
     """
     tree = config.model_dump(mode="json")
-    return parse_config(yaml.safe_dump(tree), overrides(changes), source="the experiment")
+    return parse_config(
+        yaml.safe_dump(tree, sort_keys=False), overrides(changes), source="the experiment"
+    )
 
 
 def overrides(changes: Changes) -> list[str]:
