@@ -40,7 +40,11 @@ def test_the_item_table_starts_frozen_at_the_given_rows_with_the_catalogs_tiers(
         rows = (mask.nonzero().squeeze(1) - 2).numpy()
         rows = rows[rows >= 0]
         assert (tiny_dataset.catalog.tier[rows] == TIERS.index(name)).all()
-    assert item.drift() == dict.fromkeys(TIERS, 0.0)
+    assert item.drift() == dict.fromkeys([*TIERS, "pooled"], 0.0)
+    # Of all rows, the one that moved by as much as all were long in sum.
+    moved = item.first.clone()
+    moved[5, 0] += torch.linalg.vector_norm(item.first, dim=1).sum()
+    assert item.drift(moved)["pooled"] == pytest.approx(1.0, rel=1e-5)
 
 
 def test_rows_can_be_kept_in_bfloat16(tiny_config, tiny_dataset, table_folder):

@@ -6,12 +6,15 @@ import math
 import pyarrow.parquet as pq
 import pytest
 
+from thawline.config import parse_config
 from thawline.errors import DataError
 from thawline.stages.study_report import report_only
+from thawline.study.arm_facts import exposure
 from thawline.study.comparison import compare_arms, words
 from thawline.study.report import render
 from thawline.study.statistics import paired
-from thawline.study.trials import tidy, write_study
+from thawline.study.trials import tidy, training_of, write_study
+from thawline.training.recipes import make_schedule
 
 SCHEDULE = {
     "epochs": 2,
@@ -286,3 +289,98 @@ def test_the_page_has_the_contrasts_apart_from_the_arms(crossed):
     assert "+0.0200" in section
     before = page[page.index('<section id="holdout-1">') : page.index('<section id="contrasts">')]
     assert "more from replays" not in before
+
+
+def epoch(seconds, trained, drift):
+    return {"seconds": seconds, "trained": trained, "drift": drift}
+
+
+def test_the_training_of_a_trial_has_rows_beside_the_hold_outs(results):
+    epochs = [
+        epoch(3.0, {"item": 0.0, "dense": 1.0}, {"item": {"head": 0.0, "pooled": 0.0}}),
+        epoch(5.0, {"item": 1.0, "dense": 1.0}, {"item": {"head": 0.3, "pooled": 0.2}}),
+        epoch(4.0, {"item": 0.5, "dense": 1.0}, {"item": {"head": 0.4, "pooled": 0.3}}),
+    ]
+    trained = training_of(epochs, 2)
+    one = results[0] | {"epochs": [metrics(0.7, 0.5)] * 3, "training": trained}
+    rows = [row for row in tidy([one], []).to_pylist() if row["holdout"] == "training"]
+
+    def values(action, piece, figure):
+        return [
+            (row["epoch"], row["final"], row["value"])
+            for row in rows
+            if (row["action"], row["slice"], row["figure"]) == (action, piece, figure)
+        ]
+
+    # The exported epoch is the second; the seconds and shares are those of all three.
+    assert values("item", "head", "drift") == [
+        (1, False, 0.0),
+        (2, False, 0.3),
+        (3, False, 0.4),
+        (2, True, 0.3),
+    ]
+    assert values("item", "pooled", "drift")[-1] == (2, True, 0.2)
+    assert values("all", "pooled", "seconds") == [
+        (1, False, 3.0),
+        (2, False, 5.0),
+        (3, False, 4.0),
+        (2, True, 12.0),
+    ]
+    assert values("item", "pooled", "trained_share")[-1] == (2, True, 0.5)
+    assert values("dense", "pooled", "trained_share")[-1] == (2, True, 1.0)
+    assert len(rows) == 4 * (2 + 1 + 2)
+    other = results[3] | {"training": training_of(epochs[:1] * 2, 1)}
+    told = facts([one, other])
+    (row,) = [
+        row for row in compare_arms(told, tidy([one, other], []))
+        if (row["figure"], row["arm"]) == ("seconds", "frozen")
+    ]  # fmt: skip
+    assert (row["difference"], row["words"]) == (-6.0, "undecided with 1 seed")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "replayed", "moving"),
+    [
+        (["finetune.recipe=co-train"], 1.0, 1.0),
+        (["finetune.recipe=frozen"], 0.0, 0.0),
+        (["finetune.recipe=freeze-until-last"], 0.0, 0.0),
+        (["finetune.recipe=train-first"], 1.0, 0.0),
+        # Trains in half of the first epoch and half of the second, of which the last has three.
+        (["finetune.recipe=window(0.5, 1)"], 0.75, 0.5),
+        # Half of each epoch; 1 - 1/2 · 1/2 are written before the last.
+        (["finetune.recipe=alternate"], 0.75, 0.5),
+        (["finetune.recipe=co-train", "finetune.examples=fresh"], 0.0, 1.0),
+        (["finetune.recipe=co-train", "model.gradient_paths=[]"], 0.0, 0.0),
+        # The network rests in the first epoch, so that one of its two before the last is moving.
+        (
+            [
+                "finetune.schedule.item.windows=[[0, 1.5], [2, 3]]",
+                "finetune.schedule.dense.windows=[[1, 3]]",
+            ],
+            1.0,
+            0.5,
+        ),
+    ],
+)
+def test_exposure_follows_from_the_schedule(overrides, replayed, moving):
+    config = parse_config("simulate: {}\nfinetune: {epochs: 3}", overrides)
+    found = exposure(config, make_schedule(config, []))
+    assert found == {
+        "item": {
+            "replayed": pytest.approx(replayed),
+            "moving": pytest.approx(moving),
+            "renewal": None,
+            "tiers": {},
+        }
+    }
+
+
+def test_exposure_of_tiers_and_renewed_rows_is_told():
+    config = parse_config("simulate: {}\nfinetune: {epochs: 3, recipe: stratified}")
+    tiers = exposure(config, make_schedule(config, []))["item"]["tiers"]
+    assert tiers["head"] == {"replayed": 1.0, "moving": 1.0}
+    # From the middle, 1 of 3 epochs on: in the second and the third.
+    assert tiers["torso"] == {"replayed": 1.0, "moving": 0.5}
+    assert tiers["tail"] == {"replayed": 0.0, "moving": 0.0}
+    config = parse_config("simulate: {}\nfinetune: {epochs: 3, recipe: re-init}")
+    assert exposure(config, make_schedule(config, []))["item"]["renewal"] == "random"

@@ -52,8 +52,14 @@ class RunTable:
         return TrainedTable(self.table, self.tiers(), self.first, self._fresh)
 
     def drift(self, now: Tensor | None = None) -> dict[str, float]:
-        """See `row_drift`; `now` are all rows `[N, d]`, if they are at hand."""
-        return row_drift(self._weight() if now is None else now, self.first, self.tiers())
+        """By tier, and of all rows as `pooled`: see `row_drift`.
+
+        Args:
+            now: All rows `[N, d]`, if they are at hand.
+        """
+        groups = self.tiers()
+        groups["pooled"] = torch.stack(list(groups.values())).any(0)
+        return row_drift(self._weight() if now is None else now, self.first, groups)
 
     def rows(self) -> Tensor:
         """The rows that a model keeps, `[N / copies, d]`: the mean of the copies.

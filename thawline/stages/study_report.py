@@ -151,6 +151,7 @@ def study_facts(
             {
                 "name": arm.name,
                 "values": dict(arm.values),
+                "changes": dict(arm.changes),
                 "baseline": arm.baseline,
                 "epochs": configs[arm.name].finetune.epochs,
                 "dropped_after": dropped.get(arm.name),

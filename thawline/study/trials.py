@@ -37,6 +37,9 @@ SCHEMA = pa.schema(
 whole hold-outs; the other rows are what was scored after an epoch. A column of text for each
 dimension of the study follows: the keys of the grid, and `NAMED` where arms have names."""
 
+TRAINING = "training"
+"""In the place of a hold-out, with figures of the training: see `training_of`."""
+
 NAMED = "study.arms"
 """Column with the name of the arm in the config; `arm` has the grid's values in it as well."""
 
@@ -59,6 +62,43 @@ def tidy(results: Iterable[Result], keys: Sequence[str]) -> pa.Table:
 def light(tree: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a metrics tree."""
     return {key: tree[key] for key in ("requests", "pooled", "tiers")}
+
+
+def training_of(epochs: Sequence[Mapping[str, Any]], exported: int) -> dict[str, Any]:
+    """What is kept of a run's training: of each epoch, and of the exported model (`final`).
+
+    Both have figures as a metrics tree has them, by slice and action: `drift` of each ID table by
+    tier, `seconds`, and `trained_share` of each component. The seconds and shares of `final` are
+    those of the whole run, its drift is the exported epoch's.
+
+    Args:
+        epochs: `epochs.json`.
+        exported: The epoch, from 1 on.
+    """
+    each = [
+        _training(epoch.get("drift") or {}, epoch["seconds"], epoch["trained"]) for epoch in epochs
+    ]
+    shares = {
+        name: sum(epoch["trained"].get(name, 0.0) for epoch in epochs) / len(epochs)
+        for name in epochs[0]["trained"]
+    }
+    seconds = sum(epoch["seconds"] for epoch in epochs)
+    final = _training(epochs[exported - 1].get("drift") or {}, seconds, shares)
+    return {"epochs": each, "final": final}
+
+
+def _training(
+    drift: Mapping[str, Mapping[str, float]], seconds: float, shares: Mapping[str, float]
+) -> dict[str, Any]:
+    pooled: dict[str, dict[str, float]] = {"all": {"seconds": seconds}}
+    tiers: dict[str, dict[str, dict[str, float]]] = {}
+    for name, share in shares.items():
+        pooled.setdefault(name, {})["trained_share"] = share
+    for table, groups in drift.items():
+        for group, value in groups.items():
+            place = pooled if group == "pooled" else tiers.setdefault(group, {})
+            place.setdefault(table, {})["drift"] = value
+    return {"requests": None, "pooled": pooled, "tiers": tiers}
 
 
 def write_study(folder: Path, facts: Mapping[str, Any], table: pa.Table) -> None:
@@ -96,9 +136,16 @@ def _rows(result: Result) -> Iterator[dict[str, Any]]:
         "round": result["round"],
         **{_column(key): as_text(value) for key, value in result["values"].items()},
     }
-    for number, metrics in enumerate(result["epochs"], start=1):
-        yield from _figures(own | {"epoch": number, "final": False}, metrics)
-    yield from _figures(own | {"epoch": result["exported_epoch"], "final": True}, result["metrics"])
+    # Trials of an earlier version have no figures of their training.
+    training = result.get("training")
+    for number, metrics in enumerate(result["epochs"]):
+        if training:
+            metrics = metrics | {TRAINING: training["epochs"][number]}
+        yield from _figures(own | {"epoch": number + 1, "final": False}, metrics)
+    metrics = result["metrics"]
+    if training:
+        metrics = metrics | {TRAINING: training["final"]}
+    yield from _figures(own | {"epoch": result["exported_epoch"], "final": True}, metrics)
 
 
 def _figures(own: dict[str, Any], metrics: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
