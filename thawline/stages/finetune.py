@@ -15,6 +15,7 @@ from thawline.data.batches import RequestReader
 from thawline.data.examples import Examples
 from thawline.data.manifest import Dataset
 from thawline.data.negatives import NegativeSampler
+from thawline.errors import ConfigError
 from thawline.folders import whole_folder
 from thawline.model.bundle import Bundle, Meta
 from thawline.model.ids import ModelIds
@@ -31,6 +32,7 @@ from thawline.stages.finetune_parts import (
 from thawline.stages.id_tables import make_tables
 from thawline.stages.machine import prepare_machine
 from thawline.stages.resume import Keeper, Termination, best_epoch, resume, run_checkpoints
+from thawline.stages.shared_epochs import begin, leave
 from thawline.tracking.runs import stage_run
 from thawline.training.cross_fit import CrossFitTrainer
 from thawline.training.distributed import joined, require_one_table_copy
@@ -48,6 +50,8 @@ def run(
     *,
     parent_run_id: str = "",
     profile: str | Path | None = None,
+    start: str | Path | None = None,
+    until: int | None = None,
 ) -> list[dict[str, Any]]:
     """Fine-tunes the ranker and the ID tables by the schedule and writes the model folder `out`.
 
@@ -59,11 +63,16 @@ def run(
 
     In the folder `profile`, if there is one, Chrome traces of some steps are left.
 
+    Epochs at the start in which every ID table is frozen can be shared by runs that have them in
+    common (`study.prefixes.signatures`): with `until` a run stops after so many epochs and leaves
+    in `out` what others begin from with `start`, to the same bits as alone.
+
     Returns:
         What the folder's `epochs.json` holds: for each epoch its losses, times, the share of it in
         which each component trained, how far each table's rows have drifted, and the metrics of
-        each hold-out. Where cold rows are moved at the end, the exported epoch's `repaired` has
-        the metrics after that. `schedule.json` beside it says what trained when.
+        each hold-out; `shared` where it was taken over, with the times that it once took. Where
+        cold rows are moved at the end, the exported epoch's `repaired` has the metrics after that.
+        `schedule.json` beside it says what trained when.
 
     Raises:
         BusyError: Another process does the same.
@@ -77,6 +86,11 @@ def run(
     with joined(device, alone=config.tables.engine in ("sharded", "torchrec")) as ranks:
         require_one_table_copy(config.tables.engine, ranks)
         if ranks is not None and config.tables.engine != "local":
+            if start is not None or until is not None:
+                raise ConfigError(
+                    "epochs cannot be shared where several processes hold the ID tables",
+                    "set study.share_prefix to false",
+                )
             from thawline.stages.finetune_ranks import run as run_together
 
             return run_together(
@@ -89,18 +103,18 @@ def run(
                 parent_run_id=parent_run_id,
                 profile=profile,
             )
-    settings = config.finetune
+    settings, last = config.finetune, until or config.finetune.epochs
     data = Dataset.open(dataset)
     schedule = make_schedule(config, list(data.manifest.context))
     # Hours before the evaluation would refuse it.
     audited(config, data).require()
     meta = Meta.of(data, config)
     tables = make_tables(config, data, Path(table), device)
-    if settings.cold_rows != "keep":
+    if settings.cold_rows != "keep" and until is None:
         tables["item"].require_warm()
     with (
         stage_run(config, "finetune", parent_run_id) as tracked,
-        run_checkpoints(config, data, Path(table), Path(out)) as checkpoints,
+        run_checkpoints(config, data, Path(table), Path(out), until=until) as checkpoints,
         whole_folder(out) as folder,
     ):
         tracked.log_params(
@@ -133,8 +147,8 @@ def run(
         )
         steps = -(-reader.num_batches // accumulated_of(config).per_step)
         with (
-            progress_bar("finetune", settings.epochs * steps) as show,
-            profiled(profile, settings.epochs, steps, device=device) as profile_step,
+            progress_bar("finetune", last * steps) as show,
+            profiled(profile, last, steps, device=device) as profile_step,
         ):
             make_trainer = (
                 partial(CrossFitTrainer, num_rows=data.catalog.num_rows)
@@ -149,7 +163,11 @@ def run(
                 content=content,
                 **trainer_options(config, ranker, device),
             )
-            epochs = resume(trainer, checkpoints)
+            keep_best = settings.export == "best"
+            begun = None
+            if start is not None:
+                begun = begin(Path(start), trainer, checkpoints, keep_best=keep_best)
+            epochs = resume(trainer, checkpoints) if begun is None else begun
             for epoch in epochs:
                 tracked.log_metrics(logged(epoch), step=epoch["epoch"] + 1)
             termination = Termination()
@@ -175,6 +193,12 @@ def run(
                 epochs.append(asdict(summary) | {"drift": drift, "metrics": metrics})
                 tracked.log_metrics(logged(epochs[-1]), step=summary.epoch + 1)
                 keeper.best = best_epoch(config, epochs, meta.actions)
+                if len(epochs) == until:
+                    break
+        if until is not None:
+            best = keeper.best if keep_best else None
+            leave(folder, trainer, checkpoints, epochs, best=best)
+            return epochs
         exported = keeper.export(settings.export)
         trained = replace(trained, weights=table_weights(tables, content))
         write_model(

@@ -151,6 +151,7 @@ def run_checkpoints(
     table: Path,
     out: Path,
     *,
+    until: int | None = None,
     ranks: Ranks | None = None,
     rows: Mapping[str, slice] | None = None,
 ) -> Iterator[Checkpoints]:
@@ -161,6 +162,7 @@ def run_checkpoints(
         data: What is trained on.
         table: The folder with the first rows.
         out: The model folder to come.
+        until: The epochs after which the run stops, if it is not to reach its end.
         ranks: The processes of the job that trains, if it is one; collective then.
         rows: By ID table, the rows that this process holds of those that are split.
 
@@ -170,6 +172,8 @@ def run_checkpoints(
         TrainingError: From the block, with the last checkpoint named.
     """
     settings, key = config.finetune.checkpoint, inputs_key(config, data, table)
+    if until is not None:
+        key = f"{key}-{until}"
     beside = out.absolute().with_name(f"{out.name}.checkpoints")
     place = settings.folder
     mirror = Mirror(f"{place.rstrip('/')}/{key}") if place and is_remote(place) else None
