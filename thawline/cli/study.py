@@ -52,6 +52,13 @@ def study(
     pretrain: Annotated[
         str | None, typer.Option(help="`once`, or rows for `each-seed` of its own.")
     ] = None,
+    share_prefix: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-prefix/--no-share-prefix",
+            help="Train epochs in which trials freeze their tables alike once. Default: once.",
+        ),
+    ] = None,
     halving: Annotated[
         str | None,
         typer.Option(
@@ -93,6 +100,7 @@ def study(
             jobs=jobs,
             metric=metric,
             pretrain=pretrain,
+            share_prefix=share_prefix,
             halving=halving,
             eta=eta,
         )

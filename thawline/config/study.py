@@ -66,6 +66,11 @@ class Study(Section):
     pretrain: Literal["once", "each-seed"] = Field(
         "once", description="Whether seeds share the pretrained rows."
     )
+    share_prefix: bool = Field(
+        True,
+        description="Train the first epochs of trials that freeze their ID tables alike once; the "
+        "figures are the same to the bit.",
+    )
     metric: StudyFigure = Field("auc", description="Shown first, and what halving judges by.")
     action: str | None = Field(None, description="Of the metric. Unset: the primary one.")
     holdout: Literal["next", "in_window"] = Field("next", description="Of the metric.")

@@ -5,6 +5,7 @@ Everything lies in one folder, and what is there is not computed again:
 ```
 datasets/<key>/     one for each distinct dataset
 tables/<key>/       pretrained rows, one for each distinct pretraining
+prefixes/<key>/     epochs that several trials begin with (`study_prefix`)
 trials/<key>/       trial.yaml, trial.json, report.html and log.txt of each trial
 trials.parquet  study.json  study.html
 ```
@@ -22,11 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from thawline import logs
 from thawline.config import Config
 from thawline.errors import DataError
 from thawline.folders import locked_folder
 from thawline.stages.study_files import Task, read_result
 from thawline.stages.study_inputs import Built, Inputs
+from thawline.stages.study_prefix import with_prefixes
 from thawline.stages.study_processes import Job, Result, Runner, run_jobs, run_process, threads_of
 from thawline.stages.study_report import MADE, Outcome, check, report, score
 from thawline.study.design import Arm, Design, Trial
@@ -161,11 +164,15 @@ class _Run:
 
     def _run(self, trials: Sequence[Trial]) -> None:
         jobs, same = self._jobs(trials)
+        if self.design.study.share_prefix:
+            jobs = with_prefixes(jobs, self.out / "prefixes")
         at_once = self.design.study.jobs
         # An exception from here would keep an open generator, and so the processes, alive.
         with closing(run_jobs(jobs, self.runner, at_once, partial(self._started, same))) as ended:
             for job, result in ended:
-                for trial in same[job.task.trial]:
+                if job.task.until is not None and result["status"] == "failed":
+                    logs.say(f"study: {job.task.name} are trained by each: {result['error']}")
+                for trial in same.get(job.task.trial, ()):
                     self._ended(trial, result)
 
     def _jobs(self, trials: Sequence[Trial]) -> tuple[list[Job], dict[str, list[Trial]]]:
@@ -219,7 +226,9 @@ class _Run:
         )
 
     def _started(self, same: Mapping[str, Sequence[Trial]], job: Job) -> None:
-        for trial in same[job.task.trial]:
+        if job.task.until is not None:
+            logs.say(f"study: {job.task.name} are trained once")
+        for trial in same.get(job.task.trial, ()):
             own = self.standings[_place(trial)]
             own.status = "running"
             self._tell(own)

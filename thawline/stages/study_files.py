@@ -37,6 +37,11 @@ class Task:
     until: int | None = None
     """Of epochs that are to be shared: how many."""
 
+    @property
+    def name(self) -> str:
+        """For a reader."""
+        return f"{self.arm}, seed {self.seed}"
+
     def start(self) -> str | None:
         """The longest of `starts` that is there: what was to train another one may have failed."""
         return next((start for start in self.starts if Path(start).exists()), None)

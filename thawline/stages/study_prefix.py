@@ -59,9 +59,8 @@ def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
         Terminated: After SIGTERM.
     """
     folder, started = Path(folder), time.monotonic()
-    name = f"epochs 1 to {task.until} of several, seed {task.seed}"
     tags = {"thawline.stage": "prefix", "thawline.trial": task.trial}
-    with stage_run(config, name, task.parent_run_id, tags=tags) as tracked:
+    with stage_run(config, task.name, task.parent_run_id, tags=tags) as tracked:
         epochs = finetune.run(
             config,
             task.dataset,
@@ -105,10 +104,11 @@ def _in_order(trials: Sequence[Job], sharing: Sharing, folder: Path) -> Iterator
 
 
 def _prefix_job(prefix: Prefix, of: Job, folder: Path) -> Job:
+    epochs = "epoch 1" if prefix.epochs == 1 else f"epochs 1 to {prefix.epochs}"
     task = replace(
         of.task,
         trial=prefix.key,
-        arm=f"epochs 1 to {prefix.epochs} of {len(prefix.trials)} trials",
+        arm=f"{epochs} of {len(prefix.trials)} trials",
         values={},
         starts=_states(prefix.starts, folder),
         until=prefix.epochs,

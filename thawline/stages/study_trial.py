@@ -9,16 +9,17 @@ import json
 import shutil
 import sys
 import time
-import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thawline.config import Config, load_config
-from thawline.errors import ThawlineError
-from thawline.stages import evaluate, finetune
-from thawline.stages.study_files import CONFIG, LOG, REPORT, TASK, Task, write_result
-from thawline.study.trials import light
-from thawline.tracking.runs import Terminated, stage_run
+from thawline.config import Config
+from thawline.stages import evaluate, finetune, study_prefix
+from thawline.stages.shared_epochs import shared_of
+from thawline.stages.study_files import REPORT, Task, write_result
+from thawline.stages.study_processes import serve
+from thawline.study.trials import light, training_of
+from thawline.tracking.runs import stage_run
 
 
 def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
@@ -29,8 +30,9 @@ def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
 
     Returns:
         What `trial.json` holds: `trial`, `arm`, `values`, `seed`, `round`, `status`, `seconds`,
-        `exported_epoch`, `schedule`, `epochs` (the metrics after each) and `metrics` (those of the
-        exported model).
+        `exported_epoch`, `schedule`, `shared_epochs` (how many were not trained here), `epochs`
+        (the metrics after each), `metrics` (those of the exported model) and `training` (see
+        `training_of`).
 
     Raises:
         ThawlineError: See the two stages.
@@ -38,14 +40,15 @@ def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
     """
     folder, started = Path(folder), time.monotonic()
     model, evaluation = folder / "model", folder / "evaluation"
-    name = f"{task.arm}, seed {task.seed}"
     tags = {"thawline.stage": "trial", "thawline.trial": task.trial, "thawline.arm": task.arm}
-    with stage_run(config, name, task.parent_run_id, tags=tags) as tracked:
+    with stage_run(config, task.name, task.parent_run_id, tags=tags) as tracked:
         tracked.log_params({**task.values, "seed": task.seed, "round": task.round})
         parent = tracked.run_id
         # A model folder appears whole or not at all, and the folder's name stands for its inputs.
         if not (model / "epochs.json").exists():
-            finetune.run(config, task.dataset, task.table, model, parent_run_id=parent)
+            finetune.run(
+                config, task.dataset, task.table, model, parent_run_id=parent, start=task.start()
+            )
         verdict = evaluate.run(config, task.dataset, model, evaluation, parent_run_id=parent)
         epochs = json.loads((model / "epochs.json").read_text(encoding="utf-8"))
         meta = json.loads((model / "model.json").read_text(encoding="utf-8"))
@@ -57,11 +60,13 @@ def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
             actions=meta["actions"],
             data_version=meta["data_version"],
             schedule=json.loads((model / "schedule.json").read_text(encoding="utf-8")),
+            shared_epochs=shared_of(epochs),
             epochs=[
                 {holdout: light(tree) for holdout, tree in epoch["metrics"].items()}
                 for epoch in epochs
             ],
             metrics=metrics,
+            training=training_of(epochs, meta["exported_epoch"]),
         )
         tracked.log_metrics(metrics, step=len(epochs))
     shutil.copyfile(evaluation / REPORT, folder / REPORT)
@@ -73,20 +78,15 @@ def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Runs the trial that `write_task` described; an error of any kind becomes its result."""
-    task = Task(**json.loads((folder / TASK).read_text(encoding="utf-8")))
-    try:
-        run(load_config(folder / CONFIG), task, folder)
-    except Terminated:
-        raise
-    except ThawlineError as error:
-        print(error, file=sys.stderr)
-        write_result(folder, task.result("failed", error=error.what, remedy=error.remedy))
-    except Exception as error:
-        traceback.print_exc()
-        what = f"{type(error).__name__}: {error}"
-        remedy = f"see {folder / LOG}; this is a defect"
-        write_result(folder, task.result("failed", error=what, remedy=remedy))
+    """Runs the trial, or epochs to share, that `write_task` described.
+
+    An error of any kind becomes its result.
+    """
+    serve(folder, lambda config, task, own: _work_of(task)(config, task, own))
+
+
+def _work_of(task: Task) -> Callable[[Config, Task, Path], Any]:
+    return run if task.until is None else study_prefix.run
 
 
 if __name__ == "__main__":
