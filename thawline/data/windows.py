@@ -125,7 +125,8 @@ def build_dataset(
         log = simulate(config.simulate, root / "source")
         source = {
             "path": str(log.events),
-            "truth": str(log.truth),
+            # Read as positives alone, its negatives are drawn, whose probabilities nobody knows.
+            "truth": str(log.truth) if config.events.columns.request_id is not None else None,
             # The clock of a simulated feed is its own.
             "latest": datetime.datetime.max,
         }
