@@ -138,12 +138,55 @@ def test_trials_are_listed_by_the_pretraining_that_they_start_from(workdir):
     )
 
 
+def test_arms_of_one_config_are_one_trial_whose_figures_both_get(workdir, tmp_path):
+    arms = {"a": {}, "b": {"set": {"model.adapter": "bias"}}, "c": {"set": {"model.dim": 64}}}
+    study = {"arms": arms, "contrasts": {"x": {"a": 1, "b": -1}}}
+    started = study_tasks.lay_out(text(workdir, study=study), {}, seeds="3")
+    listed = [json.loads(each) for each in study_tasks.arms_of(started.config, started.tables[0])]
+    assert listed == [{"arm": "a", "seed": 3}, {"arm": "b", "seed": 3}]
+    for arm, auc in (("a", 0.7), ("b", 0.6)):
+        folder = tmp_path / "ended" / arm
+        folder.mkdir(parents=True)
+        tree = {"next": {"requests": 5, "pooled": {"click": {"auc": auc}}, "tiers": {}}}
+        found = {
+            "trial": arm,
+            "arm": arm,
+            "values": {"arm": arm},
+            "seed": 3,
+            "round": 3,
+            "status": "finished",
+            "seconds": 1.0,
+            "exported_epoch": 3,
+            "actions": ["click"],
+            "data_version": "v",
+            "schedule": None,
+            "epochs": [tree],
+            "metrics": tree,
+        }
+        (folder / "trial.json").write_text(json.dumps(found))
+    outcome = study_tasks.collect(started.config, [tmp_path / "ended"], tmp_path / "study")
+    assert [(row["arm"], row["mean"]) for row in outcome.main()] == [
+        ("a", 0.7),
+        ("b", 0.6),
+        ("c", 0.7),
+        ("x", pytest.approx(0.1)),
+    ]
+    names = pq.read_table(tmp_path / "study" / "trials.parquet")["study.arms"].to_pylist()
+    assert set(names) == {"a", "b", "c"}
+
+
 @pytest.mark.parametrize(
     ("study", "grid", "seeds", "message"),
     [
         ({"halving": {"epochs": [1]}}, "", "", "study.halving: a pipeline's trials"),
         ({}, "finetune.recip=a", "", "finetune.recip: unknown key"),
         ({}, "", "one", "'one' is no whole number"),
+        (
+            {"arms": {"a": {}, "b": {"set": {"windows.finetune_days": 2}}}},
+            "",
+            "",
+            r"the arm b varies the data \(windows.finetune_days\); a pipeline builds one",
+        ),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_and_opens_no_run(workdir, study, grid, seeds, message):

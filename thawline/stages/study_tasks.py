@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from thawline.config import Config, Study, dump_config, parse_config
 from thawline.errors import BusyError, ConfigError, DataError, ThawlineError, TrackingError
@@ -66,7 +67,7 @@ def lay_out(
             "drop it, or use `thawline study`",
         )
     source = start.source_version(config)
-    check(config)
+    check(config).require_one_dataset("a pipeline builds one")
     config = start.pinned(config)
     pipeline.open_parent(config, "study")
     return Started(
@@ -150,11 +151,14 @@ def collect(text: str, folders: Iterable[str | Path], out: str | Path) -> Outcom
     config, out = parse_config(text), Path(out)
     with runs.stage_run(config, "study", pipeline.find_parent(config)) as tracked:
         gather(folders, out / "trials")
-        results = [
-            json.loads(path.read_text(encoding="utf-8"))
-            for path in sorted((out / "trials").glob(f"*/{RESULT}"))
-        ]
         design = Design.of(config)
+        results = _for_all(
+            design,
+            [
+                json.loads(path.read_text(encoding="utf-8"))
+                for path in sorted((out / "trials").glob(f"*/{RESULT}"))
+            ],
+        )
         order = {arm.name: place for place, arm in enumerate(design.arms)}
         results.sort(key=lambda result: (order[result["arm"]], result["seed"]))
         outcome = report(out, design, results)
@@ -184,11 +188,32 @@ def parse_seed(text: str) -> int:
         ) from error
 
 
+def _for_all(design: Design, results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results for every arm and seed: of several that are one trial, the first one was run."""
+    known = {(result["arm"], result["seed"]): result for result in results}
+    found = []
+    for same in _distinct(design).values():
+        result = known.get((same[0].arm.name, same[0].seed))
+        if result is not None:
+            found += [
+                result | {"arm": each.arm.name, "values": dict(each.arm.values)} for each in same
+            ]
+    return found
+
+
+def _distinct(design: Design) -> dict[str, list[Trial]]:
+    """Trials by what decides their figures: arms may resolve to one config."""
+    found: dict[str, list[Trial]] = {}
+    for each in design.trials():
+        found.setdefault(each.key(""), []).append(each)
+    return found
+
+
 def _by_table(config: Config) -> dict[str, list[Trial]]:
     """The trials by the config of their pretraining, as JSON."""
     keys: dict[str, str] = {}
     found: dict[str, list[Trial]] = {}
-    for each in Design.of(config).trials():
+    for each, *_ in _distinct(Design.of(config)).values():
         own = each.config.model_copy(update={"seed": each.table_seed})
         tree = start.for_stage(own, "pretrain").model_dump(mode="json")
         # Of the arms that share rows, the first one's: they differ in what pretraining reads not.
