@@ -60,12 +60,17 @@ class Experiment:
     """One or two sentences."""
     reported: Sequence[str]
     """What the article and the reproduction found, a sentence each."""
-    lay_out: Callable[[Config], Config]
+    lay_out: Callable[[Config], Config] = lambda config: config
     """The config with its study: arms, contrasts, baseline; may set what all arms share."""
     needs: Callable[[Config], str | None] = never
     """Why a config cannot answer the question; None: it can."""
     page: Page | None = None
     """Sections of its own, before those of every study."""
+    measure: Callable[[Config], dict[str, Any]] | None = None
+    """What is measured where nothing is trained; the page finds it as `measured` in `study.json`.
+    None: a study is run."""
+    answers: Callable[[str], bool] = lambda error: False
+    """Whether the error of a trial is an answer to the question, and no failure."""
 
 
 def arms_of(

@@ -251,4 +251,5 @@ STALENESS = Experiment(
     lay_out=_lay_out,
     needs=unless(recipes_reach_tables, arms_step_rows, not_cross_fitted),
     page=each(_sections),
+    answers=diverged,
 )
