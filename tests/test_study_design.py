@@ -290,6 +290,7 @@ def test_contrasts_are_of_arms_at_each_combination_of_the_grid():
         ({"halving": {"epochs": [1]}, "arms": {"a": {"set": {"finetune.epochs": 3}}}},
          "study.arms: finetune.epochs varies"),
         ({"baseline": "early"}, "the study has no 'early'"),
+        ({"grid": {"pretrain.epochs": [1, "1"]}}, "two arms are called co-train, epochs 1"),
     ],
 )  # fmt: skip
 def test_arms_and_contrasts_that_cannot_be_are_named(study, message):

@@ -125,6 +125,12 @@ class Design:
                 compared |= {ARM: named.baseline} if named.baseline is not None else {}
             name = name_of(dimensions, values)
             arms.append(Arm(name, values, name_of(dimensions, compared), changes))
+        names = [arm.name for arm in arms]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"study: two arms are called {name}", "name or spell their values apart"
+                )
         return cls(study, arms, _contrasts(study, arms), _rounds(config), config)
 
     def arm(self, name: str) -> Arm:
