@@ -1,0 +1,73 @@
+"""Studies of experiments whose figures a test makes up."""
+
+import re
+
+from thawline.stages.study_report import study_facts
+from thawline.study.comparison import compare_arms
+from thawline.study.design import Design, dimensions_of
+from thawline.study.experiments.reading import readings
+from thawline.study.trials import tidy
+
+SLICES = ("pooled", "head", "torso", "tail", "cold")
+FIGURES = ("auc", "log_loss", "normalized_entropy", "positive_logit")
+
+
+def found(experiment, config, value, failed=lambda arm, seed: None):
+    """What an experiment would find.
+
+    Args:
+        experiment: Is laid out for `config`.
+        config: The user's.
+        value: Gives a figure from (arm, seed, slice, figure's name).
+        failed: The error of a trial from (arm, seed); None: it finished.
+
+    Returns:
+        Facts, table and rows, as a page gets them.
+    """
+    design, results = Design.of(experiment.lay_out(config)), []
+    for number, trial in enumerate(design.trials()):
+        arm, seed = trial.arm.name, trial.seed
+        own = {
+            "trial": f"t{number}",
+            "arm": arm,
+            "seed": seed,
+            "round": trial.epochs,
+            "values": dict(trial.arm.values),
+        }
+        if error := failed(arm, seed):
+            results.append(own | {"status": "failed", "error": error, "remedy": ""})
+            continue
+        slices = {
+            piece: {"save": {figure: value(arm, seed, piece, figure) for figure in FIGURES}}
+            for piece in SLICES
+        }
+        tree = {"requests": 100, "pooled": slices.pop("pooled"), "tiers": slices}
+        results.append(
+            own
+            | {
+                "status": "finished",
+                "seconds": 1.0,
+                "exported_epoch": trial.epochs,
+                "actions": ["save"],
+                "data_version": "v",
+                "schedule": None,
+                "epochs": [{"next": tree}] * trial.epochs,
+                "metrics": {"next": tree},
+            }
+        )
+    facts = study_facts(design, results) | {"experiment": experiment.name}
+    table = tidy(results, list(dimensions_of(design.study)))
+    return facts, table, compare_arms(facts, table)
+
+
+def reading(study):
+    """The only combination of a study's grid."""
+    facts, table, _ = study
+    (one,) = readings(facts, table)
+    return one
+
+
+def rows_of(section):
+    """The cells of a section's tables, by the name of each row; the last table wins."""
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", str(section.html))
+    return {name: re.findall(r"<td>(.*?)</td>", cells) for name, cells in rows}
