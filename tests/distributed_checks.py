@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ USER = IdTableSettings(column="user_id", rows=5, dim=4)
 RATE = 0.05
 
 
-def make_batches(rank, count):
+def make_batches(rank, count, *, weighted=False):
     """Requests of one process; their number differs between processes and batches."""
     batches = [
         make_batch(size=3 + (rank + index) % 3, seed=10 * rank + index) for index in range(count)
@@ -32,6 +34,9 @@ def make_batches(rank, count):
     generator = torch.Generator().manual_seed(rank)
     for batch in batches:
         batch.ids["user"] = torch.randint(0, USER.rows, (len(batch),), generator=generator)
+    if weighted:
+        each = [(1.0 + torch.arange(len(own), dtype=torch.float64)) / 3 for own in batches]
+        batches = [replace(own, weight=w + rank) for own, w in zip(batches, each, strict=True)]
     return batches
 
 
@@ -50,7 +55,16 @@ def options(recipe, epochs, **more):
     } | more
 
 
-def together(ranks, counts, *, recipe="freeze-until-last", epochs=2, engine=SplitTables, **more):
+def together(
+    ranks,
+    counts,
+    *,
+    recipe="freeze-until-last",
+    epochs=2,
+    engine=SplitTables,
+    weighted=False,
+    **more,
+):
     """This process's trainer, where process r has `counts[r]` batches."""
     sharded = engine(
         {
@@ -59,8 +73,8 @@ def together(ranks, counts, *, recipe="freeze-until-last", epochs=2, engine=Spli
         },
         group=ranks.tables,
     )
-    padding = padding_batch(actions=2, context=2, id_columns={"user": USER})
-    own = ListReader(make_batches(ranks.rank, counts[ranks.rank]))
+    padding = padding_batch(actions=2, context=2, id_columns={"user": USER}, weighted=weighted)
+    own = ListReader(make_batches(ranks.rank, counts[ranks.rank], weighted=weighted))
     own.num_requests = sum(map(len, own.batches))
     return Trainer(
         make_ranker(tables={"user": USER}),
@@ -72,9 +86,9 @@ def together(ranks, counts, *, recipe="freeze-until-last", epochs=2, engine=Spli
     )
 
 
-def alone(counts, *, recipe="freeze-until-last", epochs=2, **more):
+def alone(counts, *, recipe="freeze-until-last", epochs=2, weighted=False, **more):
     """One process whose steps are the processes' batches as micro-batches."""
-    every = [make_batches(rank, count) for rank, count in enumerate(counts)]
+    every = [make_batches(rank, count, weighted=weighted) for rank, count in enumerate(counts)]
     steps = zip(*every, strict=True)
     user = LocalTable(
         user_rows(),
@@ -116,6 +130,21 @@ def training_together_equals_one_process_on_all_requests(ranks):
             for one, two in zip(summaries, expected, strict=True):
                 assert one.steps == two.steps == 3
                 assert one.losses == pytest.approx(two.losses, rel=1e-4)
+
+
+def weighted_requests_train_together_as_in_one_process(ranks):
+    for engine in (SplitTables, ShardedTables):
+        own = together(ranks, [3] * ranks.size, engine=engine, weighted=True)
+        other = alone([3] * ranks.size, weighted=True)
+        summaries, expected = list(own.epochs()), list(other.epochs())
+        require_equal(ranks, own, other)
+        for one, two in zip(summaries, expected, strict=True):
+            assert one.losses == pytest.approx(two.losses, rel=1e-4)
+    # The last step of the first process meets padding in the others.
+    uneven = together(
+        ranks, [2 if rank == 0 else 1 for rank in range(ranks.size)], weighted=True, epochs=1
+    )
+    assert [each.steps for each in uneven.epochs()] == [2]
 
 
 def uneven_processes_stop_at_the_same_step(ranks):

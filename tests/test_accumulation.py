@@ -1,5 +1,7 @@
 """Micro-batches: exact ones are one big batch, fused ones an update each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tensors import NUM_ROWS, SETTINGS, ListReader, make_batch, make_ranker, make_weight
@@ -63,6 +65,17 @@ def test_exact_micro_batches_equal_one_big_batch_and_the_tail_is_flushed(optimiz
     assert accumulated.step == whole.step == 6
     for own, other in zip(first, second, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=2e-4)
+
+
+def test_weighted_micro_batches_equal_one_big_weighted_batch():
+    each = torch.arange(1.0, 10.0, dtype=torch.float64) / 3
+    batches = [replace(own, weight=each[: len(own)]) for own in uneven_batches(4)]
+    big = [joined(batches[:2]), joined(batches[2:])]
+    first = weights(make_trainer(batches, accumulated=Accumulated(2)))
+    for own, other in zip(first, weights(make_trainer(big)), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=2e-4)
+    plain = weights(make_trainer(uneven_batches(4), accumulated=Accumulated(2)))
+    assert (first[0] - plain[0]).abs().max() > 1e-2
 
 
 def test_exact_micro_batches_are_looked_up_and_updated_once_a_step():

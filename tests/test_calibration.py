@@ -62,6 +62,24 @@ def test_figures_that_one_class_leaves_undefined_are_none() -> None:
 
 @settings(deadline=None)
 @given(items, st.integers(1, 8))
+def test_a_weight_bins_a_candidate_as_so_many_copies_of_it(
+    drawn: list[tuple[float, int, int]], bins: int
+) -> None:
+    logits, labels, weight = columns(drawn)
+    copies = np.repeat(np.arange(len(logits)), weight.astype(int))
+    found = calibration.expected_calibration_error(logits, labels, weight, bins)
+    expected = calibration.expected_calibration_error(logits[copies], labels[copies], bins=bins)
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
+    probability = calibration.sigmoid(logits)
+    curve = calibration.reliability(probability, labels, bins, weight)
+    of_copies = calibration.reliability(probability[copies], labels[copies], bins)
+    assert [(each["predicted"], each["observed"]) for each in curve] == [
+        (pytest.approx(each["predicted"]), pytest.approx(each["observed"])) for each in of_copies
+    ]
+
+
+@settings(deadline=None)
+@given(items, st.integers(1, 8))
 def test_the_calibration_error_is_the_mean_gap_of_the_reliability_bins(
     drawn: list[tuple[float, int, int]], bins: int
 ) -> None:

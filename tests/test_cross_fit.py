@@ -125,7 +125,7 @@ def part_of(batch, mask):
     changed = {
         each.name: getattr(batch, each.name)[mask]
         for each in dataclasses.fields(batch)
-        if each.name not in ("ids", "oracle")
+        if each.name not in ("ids", "oracle", "weight")
     }
     return dataclasses.replace(batch, ids={n: v[mask] for n, v in batch.ids.items()}, **changed)
 

@@ -9,6 +9,7 @@ from thawline.training.distributed import joined
 
 CHECKS = [
     "training_together_equals_one_process_on_all_requests",
+    "weighted_requests_train_together_as_in_one_process",
     "uneven_processes_stop_at_the_same_step",
     "a_batch_of_padding_adds_nothing",
     "a_process_without_requests_trains",

@@ -110,13 +110,33 @@ def test_a_weight_counts_as_so_many_copies_of_the_request(seed: int) -> None:
         metrics.holdout_metrics(one, ONE_TIER, hit_at=2)["pooled"]["save"]
         for one in (scored, repeated)
     )
-    # Bins hold equally many candidates and counts count them, whatever their weight.
-    for name in ("ece", "positives", "candidates"):
+    # Counts count candidates, whatever their weight.
+    for name in ("positives", "candidates"):
         found.pop(name)
     for name, value in found.items():
         assert value == (
             None if expected[name] is None else pytest.approx(expected[name], abs=1e-9)
         ), name
+
+
+def test_intervals_of_weighted_requests_are_those_of_so_many_copies() -> None:
+    scored = make_scored(3, 60, 25, weighted=True)
+    assert scored.weight is not None
+    assert scored.user_id is not None
+    copies = np.repeat(np.arange(scored.num_requests), scored.weight.astype(int))
+    # A user who is left without a request would change who is drawn.
+    names = scored.user_id.take(pa.array(copies)).to_pylist()
+    kept = replace(
+        take(scored, np.unique(copies), [names[np.searchsorted(copies, r)] for r in set(copies)]),
+    )
+    repeated = replace(take(scored, copies, names), weight=None)
+    found, expected = (
+        metrics.holdout_metrics(one, ONE_TIER, hit_at=2, resamples=50)["intervals"]["pooled"]
+        for one in (kept, repeated)
+    )
+    assert found["save"].keys() == expected["save"].keys()
+    for name, ends in found["save"].items():
+        assert ends == pytest.approx(expected["save"][name], abs=1e-9), name
 
 
 def test_the_linear_part_of_an_auc_gives_the_interval_of_the_exact_one(

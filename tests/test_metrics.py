@@ -17,6 +17,7 @@ from thawline.evaluation.scored import Scored, empty
 
 # Halves from -4 to 4: exact in float32, and ties are common.
 coarse = st.integers(-8, 8).map(lambda step: step / 2)
+weights = st.floats(0.001, 1e4)
 pairs = st.lists(st.tuples(coarse, st.integers(0, 1)), max_size=40)
 
 
@@ -67,6 +68,38 @@ def test_auc_equals_counting_every_pair(items: list[tuple[float, int]]) -> None:
 def test_auc_equals_scikit_learn(items: list[tuple[float, int]]) -> None:
     scores, labels = split([*items, (0.0, 0), (0.5, 1)])
     assert auc.auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(coarse, st.integers(0, 1), weights), max_size=40))
+def test_a_weighted_auc_equals_scikit_learn(items: list[tuple[float, int, float]]) -> None:
+    items = [*items, (0.0, 0, 0.25), (0.5, 1, 3.0)]
+    scores, labels = split([(score, label) for score, label, _ in items])
+    weight = np.array([own for _, _, own in items])
+    expected = roc_auc_score(labels, scores, sample_weight=weight)
+    assert auc.auc(scores, labels, weight) == pytest.approx(expected, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.tuples(coarse, st.integers(0, 1)), min_size=1, max_size=4), weights),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_the_figures_of_weighted_requests_equal_scikit_learn(drawn: Any) -> None:
+    requests = [[(2, logit, label) for logit, label in candidates] for candidates, _ in drawn]
+    weight = np.array([own for _, own in drawn])
+    some = replace(scored(requests), weight=weight)
+    found = metrics.holdout_metrics(some, ONE_OF_EACH, hit_at=3)["pooled"]["save"]
+    labels, each = some.labels[:, 0], np.repeat(weight, [len(one) for one in requests])
+    probability = calibration.sigmoid(some.logits[:, 0])
+    loss = sklearn_log_loss(labels, probability, labels=[0, 1], sample_weight=each)
+    assert found["log_loss"] == pytest.approx(loss, abs=1e-9)
+    if len(set(labels.tolist())) == 2:
+        expected = roc_auc_score(labels, probability, sample_weight=each)
+        assert found["auc"] == pytest.approx(expected, abs=1e-9)
 
 
 def test_auc_of_one_class_is_undefined() -> None:

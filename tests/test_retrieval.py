@@ -103,3 +103,48 @@ def test_a_positive_that_the_catalog_does_not_know_is_missed():
         "requests": 2,
     }
     assert summary(np.array([0]), np.empty(0, int), np.empty(0), 5) is None
+
+
+def test_a_weight_counts_as_so_many_copies_of_the_request():
+    # Three requests with 2, 1 and 1 positives, of which the last is not known.
+    positives, request = np.array([2, 1, 1]), np.array([0, 0, 1])
+    place = np.array([1.0, 7.0, 3.0])
+    found = summary(positives, request, place, 5, np.array([3.0, 2.0, 1.0]))
+    copies = summary(
+        np.array([2, 2, 2, 1, 1, 1]),
+        np.array([0, 0, 1, 1, 2, 2, 3, 4]),
+        np.array([1.0, 7.0, 1.0, 7.0, 1.0, 7.0, 3.0, 3.0]),
+        5,
+    )
+    assert found | {"requests": 6} == {
+        name: pytest.approx(value) if isinstance(value, float) else value
+        for name, value in copies.items()
+    }
+
+
+@torch.inference_mode()
+def test_the_weights_of_a_dataset_s_requests_weigh_retrieval(bundle, tiny_dataset, monkeypatch):
+    plain = retrieval_metrics(bundle, tiny_dataset, "next", requests=200, k=10)
+    seen, epoch = [], RequestReader.epoch
+
+    def with_weights(self, index):
+        for batch in epoch(self, index):
+            weight = (batch.request_id % 5 == 0).double() + 1e-9
+            seen.append(weight)
+            yield replace(batch, weight=weight)
+
+    monkeypatch.setattr(RequestReader, "epoch", with_weights)
+    found = retrieval_metrics(bundle, tiny_dataset, "next", requests=200, k=10)
+    assert found["requests"] == plain["requests"]
+    chosen = torch.cat(seen) > 0.5
+    assert 5 < int(chosen.sum()) < len(chosen) - 5
+
+    def those_chosen(self, index):
+        for batch in epoch(self, index):
+            yield batch.select(batch.request_id % 5 == 0)
+
+    monkeypatch.setattr(RequestReader, "epoch", those_chosen)
+    only = retrieval_metrics(bundle, tiny_dataset, "next", requests=200, k=10)
+    for name in ("recall@10", "ndcg@10", "mrr"):
+        assert found[name] == pytest.approx(only[name], abs=1e-5)
+        assert found[name] != plain[name]

@@ -75,6 +75,30 @@ def test_the_file_has_the_columns_that_it_says(tmp_path):
     assert str(file.schema_arrow.field("timestamp").type) == "timestamp[us, tz=UTC]"
 
 
+def test_weights_are_a_column_of_the_file_and_reach_what_is_paired(tmp_path):
+    found = scored()
+    weight = np.arange(1.0, 41.0) / 7
+    write_scores(
+        tmp_path / "a.parquet", replace(found, weight=weight), ITEMS, model="", data_version=""
+    )
+    write_scores(tmp_path / "b.parquet", found, ITEMS, model="", data_version="")
+    weighted, plain = read_scores(tmp_path / "a.parquet"), read_scores(tmp_path / "b.parquet")
+    np.testing.assert_array_equal(weighted.weight, weight)
+    assert plain.weight is None
+    assert pair(plain, plain).sides.scored.weight is None
+    for one, other in ((weighted, weighted), (weighted, plain), (plain, weighted)):
+        both = pair(one, other)
+        np.testing.assert_array_equal(both.sides.scored.weight, weight)
+        assert both.left_out == []
+
+    changed = weight.copy()
+    changed[[3, 30]] *= 2
+    both = pair(weighted, replace(weighted, weight=changed))
+    np.testing.assert_array_equal(both.sides.scored.weight, np.delete(weight, [3, 30]))
+    ids = found.request_id[[3, 30]]
+    assert both.left_out == [f"2 requests have other weights (request_id {ids[0]}, {ids[1]})"]
+
+
 def test_a_hold_out_without_requests_is_an_empty_file(tmp_path):
     none = replace(scored(0), user_id=pa.array([], pa.string()))
     write_scores(tmp_path / "next.parquet", none, ITEMS, model="m", data_version="d")

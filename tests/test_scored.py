@@ -20,6 +20,7 @@ def batch(*, oracle: bool = False) -> SimpleNamespace:
         candidate_row=torch.tensor([[2, 3, 0], [4, 5, 6]]),
         candidate_mask=torch.tensor([[True, True, False], [True, False, True]]),
         labels=torch.tensor([[[1.0], [0.0], [1.0]], [[0.0], [1.0], [1.0]]]),
+        weight=None,
         oracle=torch.tensor([[[0.5], [0.25], [0.0]], [[0.0], [1.0], [1.0]]]) if oracle else None,
     )
 

@@ -77,6 +77,8 @@ class Batch:
     ids: dict[str, Tensor] = field(default_factory=dict)
     """int64 rows of each further ID table: [B], or [B, C] where the ids are the candidates'. Row 0
     is a missing or unknown id, and padding."""
+    weight: Tensor | None = None
+    """float64 [B]: how much each request counts, above 0; None: all alike."""
 
     def __len__(self) -> int:
         return len(self.request_id)
@@ -179,6 +181,7 @@ class RequestReader:
         self._actions = list(manifest.actions)
         self._context = list(manifest.context)
         self._has_oracle = manifest.has_oracle
+        self._weighted = manifest.weighted
         self._sampler = sampler
         self._pin_memory = pin_memory
         self._num_rows = dataset.catalog.num_rows
@@ -206,6 +209,7 @@ class RequestReader:
                 *("request_id", "timestamp", *lists),
                 *(f"ctx_{name}" for name in self._context),
                 *dict.fromkeys(column for column, _ in self._ids_of_requests.values()),
+                *(["weight"] if self._weighted else []),
             ],
             decode=self._decode,
             expected=manifest.requests.get(split, 0),
@@ -267,6 +271,7 @@ class RequestReader:
         history = decode_lists(table, self._history_types, self._num_rows)
         candidates = decode_lists(table, self._candidate_types, self._num_rows)
         context = [table.column(f"ctx_{name}").to_numpy() for name in self._context]
+        weight = {"weight": _weights(table)} if self._weighted else {}
         timestamp = table.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         return Rows(
             {
@@ -279,6 +284,7 @@ class RequestReader:
                     f"ids.{name}": rows(table.column(column).to_numpy())
                     for name, (column, rows) in self._ids_of_requests.items()
                 },
+                **weight,
             },
             {"history": history, "candidates": candidates},
         )
@@ -292,6 +298,7 @@ class RequestReader:
             positions, self._wide, multiple=WIDTH_MULTIPLE, least=WIDTH_MULTIPLE
         )
         candidates = rows.lists["candidates"].padded(positions, self._wide)
+        weight = rows.flat["weight"].take(positions) if self._weighted else None
         row = candidates["candidate_row"]
         mask = rows.lists["candidates"].mask(positions, row.shape[1])
         labels = self._stack(candidates, "label")
@@ -325,6 +332,7 @@ class RequestReader:
                 )
                 for name in self._tables
             },
+            weight=None if weight is None else torch.from_numpy(weight),
         )
 
     def _stack(self, candidates: dict[str, np.ndarray], kind: str) -> np.ndarray:
@@ -332,3 +340,10 @@ class RequestReader:
         for number, action in enumerate(self._actions):
             stacked[..., number] = candidates[f"{kind}_{action}"]
         return stacked
+
+
+def _weights(table: pa.Table) -> np.ndarray:
+    weight: np.ndarray = table.column("weight").to_numpy()
+    if not (np.isfinite(weight) & (weight > 0)).all():
+        raise ValueError("the weight of a request is no number above 0")
+    return weight

@@ -67,9 +67,9 @@ def expected_calibration_error(
 ) -> float | None:
     """Mean distance of predicted and observed rates over the bins of `reliability`.
 
-    Bins hold equally many candidates (the adaptive ECE of Nguyen & O'Connor 2015), since click
-    probabilities crowd in a corner of [0, 1]. A perfectly calibrated model's is above 0 by chance.
-    Arguments are those of `log_loss`.
+    Bins hold equally many candidates, or equal weight (the adaptive ECE of Nguyen & O'Connor 2015),
+    since click probabilities crowd in a corner of [0, 1]. A perfectly calibrated model's is above 0
+    by chance. Arguments are those of `log_loss`.
     """
     order = np.argsort(logits)
     sorted_weight = None if weight is None else np.asarray(weight, np.float64)[order]
@@ -86,7 +86,8 @@ def reliability(
 ) -> list[dict[str, float | int]]:
     """Predicted against observed rates in at most `bins` bins of about equally many candidates.
 
-    Equal probabilities share a bin, so a constant scorer has one.
+    With weights, of about equal weight: a weight of 2 is the candidate twice. Equal probabilities
+    share a bin, so a constant scorer has one.
 
     Returns:
         `{"predicted": mean probability, "observed": share of positives, "candidates": n}` a bin,
@@ -148,7 +149,13 @@ def _binned(
     count = len(ordered)
     if not count:
         return np.empty(0), np.empty(0), np.empty(0), np.empty(0, np.int64)
-    targets = (np.arange(1, bins) * count) // bins
+    if weight is None:
+        targets = (np.arange(1, bins) * count) // bins
+    else:
+        until = np.cumsum(weight)
+        # Where the same candidates, as often as their weight, would be cut.
+        targets = np.searchsorted(until * bins, np.arange(1, bins) * until[-1], side="right")
+        targets = targets.clip(max=count - 1)
     # A cut moves down to the start of its run of ties.
     cuts = np.searchsorted(ordered, ordered[targets])
     edges = np.unique(np.concatenate(([0], cuts)))

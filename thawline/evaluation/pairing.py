@@ -30,8 +30,8 @@ def pair(first: Scores, second: Scores) -> Pairing:
     """Pairs the scores of two files by request, and within it by item, whatever the order.
 
     Requests that share an id are paired in order. Items without an id are paired in order too.
-    Left out, and named, are requests that one file lacks, and those whose candidates or labels
-    differ.
+    Left out, and named, are requests that one file lacks, and those whose candidates, labels or
+    weights differ. Where one file has no weights, those of the other count.
 
     Args:
         first: Scores of one model, A.
@@ -60,13 +60,19 @@ def pair(first: Scores, second: Scores) -> Pairing:
     labels = first.labels[order_one][:, columns]
     request = np.repeat(np.arange(len(one)), sizes)
     changed = (labels != second.labels[order_two][:, there]).any(axis=1)
-    if changed.any():
-        bad = np.unique(request[changed])
-        left_out.append(_named("have other labels", first.request_id[one[bad]]))
-        good = np.ones(len(one), bool)
-        good[bad] = False
+    weight, reweighted = _weights(first, second, one, two)
+    for what, bad in (
+        ("have other labels", np.unique(request[changed])),
+        ("have other weights", np.flatnonzero(reweighted)),
+    ):
+        if len(bad):
+            left_out.append(_named(what, first.request_id[one[bad]]))
+    if changed.any() or reweighted.any():
+        good = ~reweighted
+        good[request[changed]] = False
         kept = good[request]
         one, labels = one[good], labels[kept]
+        weight = None if weight is None else weight[good]
         order_one, order_two = order_one[kept], order_two[kept]
         request = np.repeat(np.arange(len(one)), sizes[good])
     if not len(one):
@@ -87,6 +93,7 @@ def pair(first: Scores, second: Scores) -> Pairing:
         logits=second.logits[order_two][:, there],
         oracle=None,
         user_id=first.user_id.take(pa.array(one)),
+        weight=weight,
     )
     return Pairing(
         Sides(scored, first.tier[order_one], first.logits[order_one][:, columns]), left_out
@@ -157,6 +164,17 @@ def _candidates(
         lost = np.setdiff1d(one, kept_one, assume_unique=True)
         left_out.append(_named("have other candidates", first.request_id[lost]))
     return kept_one, kept_two, at_one, at_two, sizes
+
+
+def _weights(
+    first: Scores, second: Scores, one: np.ndarray, two: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """The weights of the shared requests, and where the sides differ on them: bool [n]."""
+    here = None if first.weight is None else first.weight[one]
+    there = None if second.weight is None else second.weight[two]
+    if here is None or there is None:
+        return (there if here is None else here), np.zeros(len(one), bool)
+    return here, here != there
 
 
 def _marks(labels: np.ndarray) -> np.ndarray:

@@ -39,6 +39,8 @@ class Queries:
     """int64 [P, 2]: request and row of what is not ranked against: its history, its positives."""
     positives: np.ndarray
     """int64 [Q]: positives of each request, those that the catalog does not know included."""
+    weight: np.ndarray | None = None
+    """float64 [Q]; None: all count alike."""
 
 
 @torch.inference_mode()
@@ -69,11 +71,16 @@ def retrieval_metrics(
     if queries is None:
         return None
     place = places(queries, bundle, torch.tensor(dataset.catalog.first_seen))
-    return summary(queries.positives, queries.target[:, 0].cpu().numpy(), place, k)
+    request = queries.target[:, 0].cpu().numpy()
+    return summary(queries.positives, request, place, k, queries.weight)
 
 
 def summary(
-    positives: np.ndarray, request: np.ndarray, place: np.ndarray, k: int
+    positives: np.ndarray,
+    request: np.ndarray,
+    place: np.ndarray,
+    k: int,
+    weight: np.ndarray | None = None,
 ) -> dict[str, Any] | None:
     """The figures from the places of the positives.
 
@@ -82,6 +89,7 @@ def summary(
         request: int64 [T]: whose positives were ranked.
         place: float64 [T]: their places among all items, from 1 on.
         k: Of recall and NDCG.
+        weight: float64 [Q]: of each request; None: all count alike.
 
     Returns:
         As `retrieval_metrics`.
@@ -94,10 +102,11 @@ def summary(
     best = np.append(0.0, np.cumsum(1 / np.log2(np.arange(k) + 2.0)))[np.minimum(positives, k)]
     first = np.full(len(positives), np.inf)
     np.minimum.at(first, request, place)
+    own = None if weight is None else weight[some]
     return {
-        f"recall@{k}": defined_mean(found[some] / positives[some]),
-        f"ndcg@{k}": defined_mean(gain[some] / best[some]),
-        "mrr": defined_mean(1 / first[some]),
+        f"recall@{k}": defined_mean(found[some] / positives[some], own),
+        f"ndcg@{k}": defined_mean(gain[some] / best[some], own),
+        "mrr": defined_mean(1 / first[some], own),
         "k": k,
         "requests": int(some.sum()),
     }
@@ -165,7 +174,7 @@ def _queries(bundle: Bundle, dataset: Dataset, split: Split, requests: int) -> Q
         limit=requests,
         id_columns=bundle.meta.tables,
     )
-    vectors, times, positives = [], [], []
+    vectors, times, positives, weights = [], [], [], []
     targets: list[Tensor] = []
     known: list[Tensor] = []
     done = 0
@@ -176,6 +185,8 @@ def _queries(bundle: Bundle, dataset: Dataset, split: Split, requests: int) -> Q
         times.append(batch.timestamp)
         positive = (batch.labels > 0).any(-1) & batch.candidate_mask
         positives.append(positive.sum(1).cpu().numpy())
+        if on_host.weight is not None:
+            weights.append(on_host.weight.numpy())
         for chosen, rows, into in (
             (positive, batch.candidate_row, targets),
             (positive, batch.candidate_row, known),
@@ -192,6 +203,7 @@ def _queries(bundle: Bundle, dataset: Dataset, split: Split, requests: int) -> Q
         torch.cat(targets),
         torch.cat(known),
         np.concatenate(positives),
+        np.concatenate(weights) if weights else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 ```
 request_id int64 · user_id (as in the log) · timestamp · item_id list · tier list<int8>
-label_<action> list<int8> · logit_<action> list<float>
+label_<action> list<int8> · logit_<action> list<float> · weight double, where requests have one
 ```
 
 An item that the catalog does not know, or that shares a bucket, has no id here. `model` and
@@ -27,7 +27,7 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 CANDIDATES_PER_GROUP = 1 << 20
 """A row group holds the requests of about so many candidates, which bounds the memory."""
 MODEL_KEY, DATA_KEY = b"model", b"data_version"
-LABEL, LOGIT = "label_", "logit_"
+LABEL, LOGIT, WEIGHT = "label_", "logit_", "weight"
 REMEDY = "write the file again with `thawline evaluate`"
 
 
@@ -57,6 +57,8 @@ class Scores:
     """What was scored, in words."""
     data_version: str = ""
     """Of the dataset that holds the requests."""
+    weight: np.ndarray | None = None
+    """float64 [R]: of the requests; None: all alike."""
 
     @classmethod
     def of(
@@ -79,6 +81,7 @@ class Scores:
             logits=scored.logits,
             model=model,
             data_version=data_version,
+            weight=scored.weight,
         )
 
 
@@ -123,6 +126,7 @@ def write_scores(
             ("user_id", users.type),
             ("timestamp", TIMESTAMP),
             *((name, pa.list_(kind)) for name, kind in lists.items()),
+            *([] if scored.weight is None else [(WEIGHT, pa.float64())]),
         ],
         metadata={MODEL_KEY: model.encode(), DATA_KEY: data_version.encode()},
     )
@@ -143,6 +147,7 @@ def write_scores(
                 users.slice(start, stop - start),
                 pa.array(scored.timestamp[start:stop]).cast(pa.int64()).cast(TIMESTAMP),
                 *(pa.ListArray.from_arrays(offsets, each) for each in values),
+                *([] if scored.weight is None else [pa.array(scored.weight[start:stop])]),
             ]
             file.write_table(pa.table(columns, schema=schema), row_group_size=stop - start)
 
@@ -194,6 +199,7 @@ def read_scores(path: Path) -> Scores:
         logits=stacked(lists[2 + num_actions :], np.float32),
         model=metadata.get(MODEL_KEY, b"").decode(),
         data_version=metadata.get(DATA_KEY, b"").decode(),
+        weight=joined(WEIGHT, np.float64) if WEIGHT in schema.names else None,
     )
 
 
@@ -204,6 +210,8 @@ def _decoded(table: pa.Table, lists: list[str], path: Path) -> dict[str, np.ndar
         "timestamp": table.column("timestamp").cast(TIMESTAMP).cast(pa.int64()).to_numpy(),
         "user_id": table.column("user_id").combine_chunks(),
     }
+    if WEIGHT in table.column_names:
+        found[WEIGHT] = table.column(WEIGHT).to_numpy()
     for name in lists:
         column = table.column(name).combine_chunks()
         lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)

@@ -52,6 +52,10 @@ class ScorableBatch(Protocol):
     def oracle(self) -> Any:
         """[B, C, A], or None."""
 
+    @property
+    def weight(self) -> Any:
+        """[B]: of the requests, or None."""
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -149,7 +153,7 @@ def from_batch(actions: Sequence[str], batch: ScorableBatch, logits: Any) -> Sco
         logits: [B, C, A], float of any width.
     """
     mask = _array(batch.candidate_mask).astype(bool)
-    oracle = batch.oracle
+    oracle, weight = batch.oracle, batch.weight
     return Scored(
         actions=list(actions),
         request_id=_array(batch.request_id).astype(np.int64),
@@ -161,6 +165,7 @@ def from_batch(actions: Sequence[str], batch: ScorableBatch, logits: Any) -> Sco
         oracle=None if oracle is None else _array(oracle)[mask].astype(np.float32),
         history_length=(_array(batch.history_row) != 0).sum(axis=1),
         context=_array(batch.context).astype(np.int64),
+        weight=None if weight is None else _array(weight).astype(np.float64),
     )
 
 

@@ -1,4 +1,8 @@
-"""The three training objectives of the article, as pure functions in float32 or wider."""
+"""The three training objectives of the article, as pure functions in float32 or wider.
+
+Where requests are weighted, a request of weight 2 counts as the same request twice: its terms are
+weighted, and so is its part of the `count` over which a sum is.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,35 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def head_loss(logits: Tensor, labels: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
+def head_loss(
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    count: Tensor | None = None,
+    weight: Tensor | None = None,
+) -> Tensor:
     """Binary cross-entropy: summed over actions and valid candidates, over `count`.
 
     Args:
         logits: `[B, C, A]`.
         labels: `[B, C, A]`, 0 or 1.
         mask: `[B, C]`, true where there is a candidate.
-        count: Valid candidates of the larger batch that this one is part of; None: of this one.
+        count: `count_candidates` of the larger batch that this one is part of; None: of this one.
+        weight: `[B]`, of the requests; None: all alike.
     """
     loss = functional.binary_cross_entropy_with_logits(
         _full(logits), _full(labels), reduction="none"
     ).sum(-1)
-    count = mask.sum() if count is None else count
-    return (loss * mask).sum() / count.clamp(min=1)
+    count = count_candidates(mask, weight) if count is None else count
+    return _over(_weighted(loss * mask, weight).sum(), count, weight)
 
 
 def pairwise_loss(
-    logits: Tensor, labels: Tensor, mask: Tensor, count: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    count: Tensor | None = None,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Logistic loss of each (positive, negative) pair of one request and action, over `count`.
 
@@ -32,20 +47,27 @@ def pairwise_loss(
         logits: `[B, C, A]`.
         labels: `[B, C, A]`, 0 or 1.
         mask: `[B, C]`, true where there is a candidate.
-        count: Such pairs of the larger batch that this one is part of; None: of this one.
+        count: `count_pairs` of the larger batch that this one is part of; None: of this one.
+        weight: `[B]`, of the requests; None: all alike.
     """
     logits = _full(logits)
     positive, negative = _split_labels(labels, mask)
     pairs = positive[:, :, None, :] & negative[:, None, :, :]
     loss = functional.softplus(logits[:, None, :, :] - logits[:, :, None, :])
-    count = pairs.sum() if count is None else count
-    return (loss * pairs).sum() / count.clamp(min=1)
+    if count is None:
+        count = pairs.sum() if weight is None else count_pairs(labels, mask, weight)
+    return _over(_weighted(loss * pairs, weight).sum(), count, weight)
 
 
-def count_pairs(labels: Tensor, mask: Tensor) -> Tensor:
-    """The (positive, negative) pairs of `pairwise_loss`."""
+def count_candidates(mask: Tensor, weight: Tensor | None = None) -> Tensor:
+    """The valid candidates of `head_loss`, or the sum of their weights."""
+    return _weighted(mask, weight).sum()
+
+
+def count_pairs(labels: Tensor, mask: Tensor, weight: Tensor | None = None) -> Tensor:
+    """The (positive, negative) pairs of `pairwise_loss`, or the sum of their weights."""
     positive, negative = _split_labels(labels, mask)
-    return (positive.sum(1) * negative.sum(1)).sum()
+    return _weighted(positive.sum(1) * negative.sum(1), weight).sum()
 
 
 def _split_labels(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,6 +87,7 @@ def contrastive_loss(
     mask: Tensor | None = None,
     negative_mask: Tensor | None = None,
     count: Tensor | None = None,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Next-item InfoNCE with shared negatives and log-popularity correction.
 
@@ -73,6 +96,9 @@ def contrastive_loss(
     always there, needs none, and what all negatives share cancels into a constant:
     `-log exp(s⁺) / (exp(s⁺) + sum_j exp(s_j - log(m q_j)))` for `m` negatives. A negative that is
     a position's own target is left out of that position's sum.
+
+    Weights are those of positions. Negatives count alike whoever's they are: they are a sample of
+    the items, whose `negative_log_q` says how they were drawn.
 
     Args:
         states: `[n, d]`, what predicts.
@@ -85,7 +111,9 @@ def contrastive_loss(
         mask: `[n]`, true at positions that count; None: at all. A mask, unlike a choice of
             positions, leaves shapes as they are: no compiler breaks, and no host waits for a GPU.
         negative_mask: `[m]`, true at negatives that count; None: at all.
-        count: Positions of the larger batch that these are part of; None: those that count here.
+        count: Positions of the larger batch that these are part of, or their weights; None: those
+            that count here.
+        weight: `[n]`, of the positions; None: all alike.
 
     Returns:
         The sum over the positions, over `count`; 0 where there is none.
@@ -106,8 +134,24 @@ def contrastive_loss(
     against = against.masked_fill(left_out, -torch.inf)
     positive = (states * targets).sum(-1, keepdim=True)
     loss = torch.logsumexp(torch.cat([positive, against], dim=1), dim=1) - positive[:, 0]
-    count = mask.sum() if count is None else count
-    return torch.where(mask, loss, 0.0).sum() / count.clamp(min=1)
+    count = count_candidates(mask, weight) if count is None else count
+    return _over(_weighted(torch.where(mask, loss, 0.0), weight).sum(), count, weight)
+
+
+def _weighted(terms: Tensor, weight: Tensor | None) -> Tensor:
+    """Terms `[B, ...]` times the weights `[B]` of their requests."""
+    if weight is None:
+        return terms
+    if terms.is_floating_point():
+        weight = weight.to(terms.dtype)
+    return terms * weight.view(-1, *[1] * (terms.dim() - 1))
+
+
+def _over(total: Tensor, count: Tensor, weight: Tensor | None) -> Tensor:
+    """A sum over a count, 0 of nothing; weights may add up to less than 1."""
+    if weight is None:
+        return total / count.clamp(min=1)
+    return total / torch.where(count > 0, count, 1.0).to(total.dtype)
 
 
 def _full(values: Tensor) -> Tensor:

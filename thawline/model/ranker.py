@@ -18,7 +18,13 @@ from thawline.data.batches import Batch
 from thawline.model.adapter import Adapter
 from thawline.model.content import ContentTower
 from thawline.model.encoder import Block, HistoryEncoder
-from thawline.model.losses import contrastive_loss, count_pairs, head_loss, pairwise_loss
+from thawline.model.losses import (
+    contrastive_loss,
+    count_candidates,
+    count_pairs,
+    head_loss,
+    pairwise_loss,
+)
 from thawline.tables.small import SmallTable
 
 
@@ -34,7 +40,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the objectives of a batch are means over."""
+    """What the objectives of a batch are means over: int64, or weights in float64."""
 
     candidates: Tensor
     pairs: Tensor
@@ -45,9 +51,9 @@ class Counts:
     def of(cls, batch: Batch) -> Counts:
         """Those of one batch."""
         return cls(
-            batch.candidate_mask.sum(),
-            count_pairs(batch.labels, batch.candidate_mask),
-            _are_positive(batch).any(1).sum(),
+            count_candidates(batch.candidate_mask, batch.weight),
+            count_pairs(batch.labels, batch.candidate_mask, batch.weight),
+            count_candidates(_are_positive(batch).any(1), batch.weight),
         )
 
     def __add__(self, other: Counts) -> Counts:
@@ -202,8 +208,9 @@ class Ranker(nn.Module):
         encoded = self._encode(batch, history)
         logits = self._score(batch, candidates, encoded, self._side(batch, embeddings))
         counts = Counts.of(batch) if whole is None else whole
-        head = head_loss(logits, batch.labels, batch.candidate_mask, counts.candidates)
-        pairwise = pairwise_loss(logits, batch.labels, batch.candidate_mask, counts.pairs)
+        labels, mask, weight = batch.labels, batch.candidate_mask, batch.weight
+        head = head_loss(logits, labels, mask, counts.candidates, weight)
+        pairwise = pairwise_loss(logits, labels, mask, counts.pairs, weight)
         contrastive = self._next_item_loss(
             batch, candidates["contrastive"], encoded, counts.positives
         )
@@ -286,6 +293,7 @@ class Ranker(nn.Module):
             mask=some,
             negative_mask=some,
             count=count,
+            weight=batch.weight,
         )
 
 

@@ -108,7 +108,10 @@ def run(
         make_reader(config, data, ranks, device),
         ranks,
         padding_batch(
-            actions=len(meta.actions), context=len(meta.context), id_columns=config.tables.others
+            actions=len(meta.actions),
+            context=len(meta.context),
+            id_columns=config.tables.others,
+            weighted=data.manifest.weighted,
         ),
     )
     steps = settings.epochs * _steps(config, reader)

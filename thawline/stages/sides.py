@@ -157,4 +157,5 @@ def _as_scored(scores: Scores) -> Scored:
         logits=scores.logits,
         oracle=None,
         user_id=scores.user_id,
+        weight=scores.weight,
     )

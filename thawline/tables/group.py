@@ -23,7 +23,7 @@ class TableGroup:
 
         Args:
             rows: int64 `[n]` by table; `n` may differ between tables.
-            counts: Of this process's batch, int64 `[k]`; see `GroupLookup.total`.
+            counts: Of this process's batch, int64 or float64 `[k]`; see `GroupLookup.total`.
 
         Raises:
             TrainingError: Names that are not those of the tables, or a row outside its table; the

@@ -178,7 +178,7 @@ class Exchange:
             group: The processes.
             tables: All that are split.
             wanted: What this process wants of each.
-            counts: What is to be summed over the processes, int64 `[k]`.
+            counts: What is to be summed over the processes, int64 or float64 `[k]`.
         """
         self.group = group
         self.tables = tables
@@ -196,13 +196,15 @@ class Exchange:
         wanted = {name: own.counts for name, own in self.wanted.items()}
         header = list(wanted.values())
         if self.counts is not None:
-            header += self.counts.expand(len(header[0]), -1).unbind(1)
+            # Bit for bit, whatever they are: one tensor is all that travels here.
+            header += self.counts.view(torch.int64).expand(len(header[0]), -1).unbind(1)
         sent = torch.stack(header, 1)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
         self._asked = dict(zip(names, received.unbind(1), strict=False))
         if self.counts is not None:
-            self.counts = received[:, len(names) :].sum(0)
+            told = received[:, len(names) :].contiguous().view(self.counts.dtype)
+            self.counts = told.sum(0)
         self._rows = self._send(
             {name: self.wanted[name].distinct % self.tables[name].block for name in names},
             wanted,

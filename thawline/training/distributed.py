@@ -249,7 +249,11 @@ class EvenReader:
 
 
 def padding_batch(
-    *, actions: int, context: int, id_columns: Mapping[str, IdTableSpec] | None = None
+    *,
+    actions: int,
+    context: int,
+    id_columns: Mapping[str, IdTableSpec] | None = None,
+    weighted: bool = False,
 ) -> Batch:
     """A batch of one request without history, candidates or labels.
 
@@ -257,6 +261,7 @@ def padding_batch(
         actions: How many there are.
         context: Context columns.
         id_columns: The tables beside `item`.
+        weighted: Whether the others have weights.
     """
     width = padded_width(1)
     return Batch(
@@ -275,6 +280,7 @@ def padding_batch(
             name: torch.zeros((1,) if spec.of == "request" else (1, 1), dtype=torch.int64)
             for name, spec in (id_columns or {}).items()
         },
+        weight=torch.ones(1, dtype=torch.float64) if weighted else None,
     )
 
 

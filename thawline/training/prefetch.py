@@ -113,8 +113,8 @@ class Prefetcher(Generic[B]):
         Args:
             tables: What the rows are of.
             rows: From a batch to the rows of each table that it needs, int64 `[n]`.
-            counts: From a batch to what is to be summed over the processes, int64 `[k]`; it
-                travels with the lookup.
+            counts: From a batch to what is to be summed over the processes, int64 or float64
+                `[k]`; it travels with the lookup.
             staleness: How many updates a lookup misses: 0 looks up when a batch is due; 1 or more
                 looks up that many batches ahead.
             device: Where the tables are.
