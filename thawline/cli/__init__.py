@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from thawline import __version__, logs
-from thawline.cli import compare, doctor, figures, registry, stages, study
+from thawline.cli import compare, doctor, experiment, figures, registry, stages, study
 from thawline.errors import ThawlineError
 
 app = typer.Typer(
@@ -70,6 +70,7 @@ def _version(
 for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(experiment.app, name="experiment", rich_help_panel="Study")
 for _point in entry_points(group="thawline.commands"):
     app.command(_point.name, rich_help_panel="Kubeflow")(_point.load())
 

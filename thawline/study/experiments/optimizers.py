@@ -26,8 +26,12 @@ OPTIMIZERS = {
     "row-wise Adagrad": "row-wise-adagrad",
     "SGD": "sgd",
 }
-SGD_FACTOR = 5_000.0
-"""SGD's learning rate over the others', whose steps do not depend on the gradient's size."""
+SGD_FACTOR = 1_000.0
+"""SGD's learning rate over that of the others, whose steps do not depend on the gradient's size.
+
+With it, the popular rows of the simulated feed go about twice as far as with dense Adam, and rare
+ones less far.
+"""
 CAP = 3.0
 """Of the drift, in norms of the pretrained row."""
 PULLED = 0.2

@@ -1,0 +1,189 @@
+"""Designed experiments as studies in one shared store, and the front page over all of them.
+
+```
+experiments/
+  datasets/ tables/ trials/ ...   the store: what one experiment has computed serves the others
+  <name>/study.html  study.json  trials.parquet
+  index.html                      the explorer over the experiments that were run
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from thawline.config import Config
+from thawline.errors import ConfigError, DataError, ThawlineError
+from thawline.stages import study
+from thawline.stages.study_processes import Runner
+from thawline.stages.study_report import Outcome
+from thawline.study.design import Design, data_key
+from thawline.study.experiments import EXPERIMENTS, Experiment
+from thawline.study.explorer import INDEX, render_explorer
+from thawline.study.report import REPORT
+from thawline.study.trials import FACTS, read_study
+
+Progress = Callable[[Experiment], AbstractContextManager[study.Show]]
+"""Gives what is told of an experiment's changes while it runs."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of one experiment of several."""
+
+    experiment: Experiment
+    outcome: Outcome | None = None
+    left_out: str = ""
+    """Why the config cannot answer its question."""
+    error: ThawlineError | None = None
+
+    @property
+    def failures(self) -> int:
+        """Trials that failed."""
+        return len(self.outcome.failed) if self.outcome is not None else 0
+
+
+def find(name: str) -> Experiment:
+    """The experiment of a name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        raise ConfigError(
+            f"there is no experiment {name!r}",
+            f"did you mean {near[0]}?" if near else f"choose one of {', '.join(EXPERIMENTS)}",
+        )
+    return EXPERIMENTS[name]
+
+
+def folder_of(config: Config, out: str | Path | None = None) -> Path:
+    """Where the experiments of a config are: `out`, or `<workdir>/experiments`."""
+    return Path(out) if out is not None else Path(config.workdir) / "experiments"
+
+
+def why_not(
+    config: Config, experiment: Experiment, dataset: str | Path | None = None
+) -> str | None:
+    """Why a config cannot answer an experiment's question; None: it can.
+
+    Args:
+        config: The user's.
+        experiment: Is not run.
+        dataset: The dataset that was given, if one was.
+
+    Raises:
+        ConfigError: The config itself cannot be.
+    """
+    why = experiment.needs(config)
+    if why is None and dataset is not None:
+        laid_out = experiment.lay_out(config)
+        own = data_key(config)
+        if any(data_key(trial.config) != own for trial in Design.of(laid_out).trials()):
+            why = "it needs datasets of its own; leave out --dataset, so that they are built"
+    return why
+
+
+def run(
+    config: Config,
+    name: str,
+    out: str | Path | None = None,
+    *,
+    dataset: str | Path | None = None,
+    runner: Runner | None = None,
+    show: study.Show = lambda changed, standings: None,
+) -> Outcome:
+    """Runs one experiment and makes its page and the front page.
+
+    What is finished in the store is not run again, whichever experiment has run it.
+
+    Args:
+        config: Its `study` gives seeds, jobs, metric and what the arms are crossed with
+            (`study.grid`); its own arms count for nothing here.
+        name: In `EXPERIMENTS`.
+        out: The folder of all experiments; see `folder_of`.
+        dataset: A dataset folder. None: what is needed is built.
+        runner: What runs one trial. None: a process for each.
+        show: Told of each change, maybe in another thread.
+
+    Raises:
+        ConfigError: No such experiment, or one whose question the config cannot answer.
+        ThawlineError: See `study.run`.
+    """
+    experiment, store = find(name), folder_of(config, out)
+    why = why_not(config, experiment, dataset)
+    if why is not None:
+        raise ConfigError(f"the experiment {name} cannot run: {why}", "see the experiment's --help")
+    try:
+        return study.run(
+            experiment.lay_out(config),
+            store,
+            report_to=store / name,
+            facts={"experiment": name},
+            dataset=dataset,
+            runner=runner,
+            show=show,
+        )
+    finally:
+        write_index(store)
+
+
+def run_all(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    dataset: str | Path | None = None,
+    runner: Runner | None = None,
+    progress: Progress = lambda experiment: nullcontext(lambda changed, standings: None),
+) -> Iterator[Ran]:
+    """Runs every experiment whose question the config can answer, and yields what became of each.
+
+    One that fails stops no other.
+
+    Args:
+        config: As of `run`, like what follows.
+        out: As of `run`.
+        dataset: As of `run`.
+        runner: As of `run`.
+        progress: Entered for each experiment.
+    """
+    for experiment in EXPERIMENTS.values():
+        why = why_not(config, experiment, dataset)
+        if why is not None:
+            yield Ran(experiment, left_out=why)
+            continue
+        try:
+            with progress(experiment) as show:
+                outcome = run(
+                    config, experiment.name, out, dataset=dataset, runner=runner, show=show
+                )
+        except ThawlineError as error:
+            yield Ran(experiment, error=error)
+        else:
+            yield Ran(experiment, outcome)
+
+
+def write_index(store: Path) -> Path | None:
+    """Makes the front page over the experiments that were run; None where there is none."""
+    studies, pages = [], {}
+    for experiment in EXPERIMENTS.values():
+        folder = store / experiment.name
+        if not (folder / FACTS).exists():
+            continue
+        try:
+            facts, table = read_study(folder)
+        except DataError:
+            continue
+        studies.append((experiment.title, facts, table))
+        pages[experiment.title] = f"{experiment.name}/{REPORT}"
+    if not studies:
+        return None
+    partial = store / f".{INDEX}.partial"
+    partial.write_text(render_explorer(studies, pages=pages), encoding="utf-8")
+    partial.rename(store / INDEX)
+    return store / INDEX
