@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -20,6 +21,9 @@ MOST_FLIPPED = 20
 FLIPS = 1_000_000
 SHOWN_WITH = 2.8
 """z(0.975) + z(0.80): an effect of so many standard errors is found with 80 % power at 5 %."""
+SEARCHED = 1_000
+"""Pairs up to which the number needed is searched by the t-test's own power; beyond, a formula
+has it right, and the power is too flat in the number for a search to end."""
 AGREES = 1e-12
 """Relative difference within which two sums of flips are one (rounding)."""
 
@@ -72,11 +76,17 @@ def paired(differences: Sequence[float]) -> Paired:
     sd = low = high = smallest = None
     if n > 1:
         sd = float(values.std(ddof=1))
-        half = float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n)
+        half = _t_quantile(n - 1) * sd / math.sqrt(n)
         low, high = mean - half, mean + half
         smallest = SHOWN_WITH * sd / math.sqrt(n)
     agreement = float((np.sign(values) == np.sign(mean)).mean()) if mean else 0.0
     return Paired(n, mean, sd, agreement, p_value, exact, low, high, smallest)
+
+
+@lru_cache
+def _t_quantile(freedom: int) -> float:
+    """Of Student's t at 97.5 %."""
+    return float(stats.t.ppf(0.975, freedom))
 
 
 def sign_flip_p(differences: Sequence[float] | np.ndarray) -> tuple[float, bool]:
@@ -137,7 +147,10 @@ def pairs_needed(effect: float, sd: float, *, power: float = 0.8, level: float =
     if sd == 0 or reaches(2):
         return 2
     # Student's t asks for more pairs than the normal law does, by few.
-    normal = ((stats.norm.ppf(1 - level / 2) + stats.norm.ppf(power)) * sd / effect) ** 2
+    two_sided = float(stats.norm.ppf(1 - level / 2))
+    normal = ((two_sided + float(stats.norm.ppf(power))) * sd / effect) ** 2
+    if normal > SEARCHED:
+        return math.ceil(normal + two_sided**2 / 2)
     n = max(3, math.floor(normal))
     while not reaches(n):
         n += 1
