@@ -161,10 +161,7 @@ def study_facts(
             }
             for arm in design.arms
         ],
-        "trials": [
-            {name: result.get(name) for name in (*_TOLD, "error", "remedy", "seconds")}
-            for result in results
-        ],
+        "trials": [{name: result.get(name) for name in _TOLD} for result in results],
     }
 
 
@@ -172,7 +169,17 @@ def _schedule(config: Config) -> Schedule:
     return make_schedule(config, list(config.events.context))
 
 
-_TOLD = ("trial", "arm", "seed", "round", "status")
+_TOLD = (
+    "trial",
+    "arm",
+    "seed",
+    "round",
+    "status",
+    "error",
+    "remedy",
+    "seconds",
+    "shared_epochs",
+)
 
 
 def score(design: Design, result: Result) -> float | None:

@@ -196,7 +196,7 @@ def _begun(plan: Plan, epochs: int) -> Plan:
     if plan.curve != Curve():
         return plan
     windows = tuple(
-        TrainingWindow(window.start, min(window.end, epochs))
+        TrainingWindow(float(window.start), min(float(window.end), float(epochs)))
         for window in plan.windows
         if window.start < epochs
     )

@@ -57,7 +57,8 @@ def render(facts: Tree, rows: Sequence[Tree]) -> str:
         failed=failed,
         store=facts.get("store", ""),
         trials=[
-            {**trial, "time": formatting.duration(trial["seconds"])} for trial in facts["trials"]
+            {**trial, "time": formatting.duration(trial["seconds"]), "epochs": _epochs(trial)}
+            for trial in facts["trials"]
         ],
         facts={
             "data version": facts["data_version"] or formatting.DASH,
@@ -113,6 +114,13 @@ def _happened(facts: Tree) -> list[str]:
         + (f", {states.count('failed')} failed" if "failed" in states else "")
         + f": {len(facts['arms'])} arms, {_seeds(facts)}."
     ]
+    shared = sum(trial.get("shared_epochs") or 0 for trial in facts["trials"])
+    if shared:
+        epochs = sum(trial["round"] for trial in facts["trials"] if trial["status"] == "finished")
+        sentences.append(
+            f"{shared} of {epochs} epochs were taken over from what several trials begin with; the "
+            "times of training count them as if each had trained them."
+        )
     dropped = [arm for arm in facts["arms"] if arm["dropped_after"]]
     if dropped:
         rounds = ", ".join(map(str, facts["rounds"]))
@@ -247,6 +255,14 @@ def _timelines(arms: Sequence[Tree]) -> list[dict[str, Any]]:
         }
         for text, names in found.items()
     ]
+
+
+def _epochs(trial: Tree) -> str:
+    """How many a trial has, and how many of them it has taken over."""
+    shared = trial.get("shared_epochs") or 0
+    if not shared:
+        return str(trial["round"])
+    return f"{trial['round']}, {shared} epoch{'s' if shared > 1 else ''} shared"
 
 
 def _key(row: Tree) -> tuple[Any, ...]:
