@@ -74,6 +74,7 @@ def test_as_many_pairs_are_needed_as_the_tables_of_the_t_test_say():
     assert pairs_needed(-0.8, 1.0) == 15
     assert pairs_needed(0.1, 0.0) == 2
     assert pairs_needed(100.0, 1.0) == 2
+    assert pairs_needed(0.01, 1e-17) == 2
     # The last that is searched and the first by the formula: (1.96 + 0.8416)^2 / effect^2 + 1.92.
     assert [pairs_needed(0.0887, 1.0), pairs_needed(0.0885, 1.0)] == [1000, 1005]
     assert pairs_needed(1e-7, 1.0) == pytest.approx(7.8489e14, rel=1e-4)

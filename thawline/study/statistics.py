@@ -21,6 +21,8 @@ MOST_FLIPPED = 20
 FLIPS = 1_000_000
 SHOWN_WITH = 2.8
 """z(0.975) + z(0.80): an effect of so many standard errors is found with 80 % power at 5 %."""
+ALWAYS_SHOWN = 100
+"""Standard deviations of an effect that two pairs show."""
 SEARCHED = 1_000
 """Pairs up to which the number needed is searched by the t-test's own power; beyond, a formula
 has it right, and the power is too flat in the number for a search to end."""
@@ -144,7 +146,8 @@ def pairs_needed(effect: float, sd: float, *, power: float = 0.8, level: float =
         bound = stats.t.ppf(1 - level / 2, n - 1)
         return bool(stats.nct.sf(bound, n - 1, shift) >= power)
 
-    if sd == 0 or reaches(2):
+    # The power of so large an effect is 1, which the noncentral t overflows at.
+    if abs(effect) > ALWAYS_SHOWN * sd or reaches(2):
         return 2
     # Student's t asks for more pairs than the normal law does, by few.
     two_sided = float(stats.norm.ppf(1 - level / 2))
