@@ -233,6 +233,12 @@ def test_the_page_says_what_was_made_from_what(page: str) -> None:
         assert words in text
 
 
+def test_epochs_that_trials_share_are_told_beside_their_time(evaluation: dict[str, Any]) -> None:
+    first, *others = evaluation["epochs"]
+    page = render_report({**evaluation, "epochs": [{**first, "shared": True}, *others]})
+    assert "fine-tuning, 2 epochs, 1 of them shared with other trials" in _Reader(page).text
+
+
 def test_figures_stand_by_tier_with_their_intervals(page: str) -> None:
     text = _Reader(page).text
     assert "pooled head torso tail cold oracle AUC" in text

@@ -12,8 +12,9 @@ import yaml
 from conftest import TINY_FEED
 
 from thawline.config import Config, parse_config
+from thawline.errors import DataError
 from thawline.stages import finetune, study_prefix, study_trial
-from thawline.stages.study import run
+from thawline.stages import study as stage
 from thawline.stages.study_files import Task, read_result, write_task
 from thawline.stages.study_prefix import with_prefixes
 from thawline.stages.study_processes import Job, run_jobs
@@ -242,6 +243,26 @@ def test_shared_epochs_stand_before_the_first_who_begins_with_them(jobs, tmp_pat
     assert [job.task.until for job in again] == [None, None, 2, None, None]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [([], True), (["--share-prefix"], True), (["--no-share-prefix"], False)],
+)
+def test_the_command_shares_unless_it_is_told_not_to(options, expected, monkeypatch, tmp_path):
+    from thawline import cli
+
+    told = []
+
+    def stop(config, *arguments, **named):
+        told.append(config.study.share_prefix)
+        raise DataError("stopped", "no more")
+
+    monkeypatch.setattr(stage, "run", stop)
+    monkeypatch.setattr("sys.argv", ["thawline", "study", "-s", f"workdir={tmp_path}", *options])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert told == [expected]
+
+
 def test_a_trial_that_has_begun_goes_on_alone(jobs, tmp_path):
     own = jobs("frozen", "freeze-until-last")
     (own[0].folder / "model.checkpoints" / "key" / "epoch-002.50000000").mkdir(parents=True)
@@ -253,7 +274,7 @@ def study(workdir, name, dataset, *, runner=None, **options):
     tree = {**TINY_FEED, **SMALL, "workdir": str(workdir), "study": {}}
     tree["study"] = {"grid": {"finetune.recipe": RECIPES}, "seeds": [3], "keep_models": True}
     tree["study"] |= options
-    return run(
+    return stage.run(
         Config.model_validate(tree), workdir / name, dataset=dataset.root, runner=runner or here
     )
 
@@ -387,7 +408,7 @@ def test_another_study_uses_what_was_shared_before(studied, steps):
             return job.task.result("failed", error="left out", remedy="")
         return here(job, stop)
 
-    with pytest.raises(Exception, match="left out"):
+    with pytest.raises(DataError, match="left out"):
         studied("made", runner=only_shared)
     assert steps.trained == 2 * PER_EPOCH
     made = studied("made")

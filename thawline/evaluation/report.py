@@ -180,7 +180,11 @@ def _training_times(epochs: Sequence[Tree]) -> dict[str, float]:
     seconds = [entry["seconds"] for entry in epochs if entry.get("seconds") is not None]
     if not seconds:
         return {}
-    times = {f"fine-tuning, {len(seconds)} epoch{'s' if len(seconds) > 1 else ''}": sum(seconds)}
+    what = f"fine-tuning, {len(seconds)} epoch{'s' if len(seconds) > 1 else ''}"
+    shared = sum(bool(entry.get("shared")) for entry in epochs)
+    if shared:
+        what += f", {shared} of them shared with other trials"
+    times = {what: sum(seconds)}
     for entry in epochs:
         for phase, own in (entry.get("phases") or {}).items():
             name = f"of which {phase}"
