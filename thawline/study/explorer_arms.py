@@ -41,10 +41,9 @@ def arms_of(facts: Tree) -> list[dict[str, Any]]:
     """Each arm: its place in the dimensions, its baseline's place, what is known of it."""
     names = [arm["name"] for arm in facts["arms"]]
     dimensions = dimensions_of(facts)
-    finished: dict[str, int] = {}
-    for trial in facts["trials"]:
-        if trial["status"] == "finished":
-            finished[trial["arm"]] = finished.get(trial["arm"], 0) + 1
+    finished = [
+        (trial["arm"], trial["round"]) for trial in facts["trials"] if trial["status"] == "finished"
+    ]
     return [
         {
             "name": arm["name"],
@@ -52,7 +51,7 @@ def arms_of(facts: Tree) -> list[dict[str, Any]]:
             "baseline": names.index(arm["baseline"]) if arm["baseline"] in names else None,
             "epochs": arm["epochs"],
             "dropped": arm.get("dropped_after"),
-            "finished": finished.get(arm["name"], 0),
+            "finished": finished.count((arm["name"], arm["epochs"])),
             "words": schedule.words(arm["schedule"]) if arm.get("schedule") else [],
             "exposure": exposure_of(arm),
             "settings": _settings(arm),
@@ -167,14 +166,11 @@ def _moving(share: float, trains: bool) -> tuple[str, str]:
 
 
 def _settings(arm: Tree) -> list[list[str]]:
-    """What the arm's own config says, for a reader."""
-    resolved = arm.get("resolved")
-    if not resolved:
-        return [[key, as_text(value)] for key, value in arm["values"].items()]
+    """What the arm's own config says, for a reader, and what the arm itself sets."""
+    known = (arm.get("resolved") or {}).items()
     return [
-        [key.replace("_", " "), as_text(value)]
-        for key, value in resolved.items()
-        if value is not None
+        *([key.replace("_", " "), as_text(value)] for key, value in known if value is not None),
+        *([key, as_text(value)] for key, value in arm.get("changes", arm["values"]).items()),
     ]
 
 
