@@ -32,6 +32,7 @@ from thawline.stages.study_inputs import Built, Inputs
 from thawline.stages.study_prefix import with_prefixes
 from thawline.stages.study_processes import Job, Result, Runner, run_jobs, run_process, threads_of
 from thawline.stages.study_report import MADE, Outcome, check, report, score
+from thawline.stages.study_warm import warmed
 from thawline.study.design import Arm, Design, Trial
 from thawline.study.halving import survivors
 from thawline.tracking import runs
@@ -97,12 +98,13 @@ def run(
     if given is not None:
         design.require_one_dataset("a dataset was given for all arms")
     at_once = config.study.jobs
-    runner = runner or partial(run_process, threads=threads_of(at_once))
-    with locked_folder(out):
+    threads = threads_of(at_once)
+    with locked_folder(out), warmed(config, threads) as warm:
+        runner = runner or partial(run_process, threads=threads, warm=warm)
         parent = runs.start_parent(config, "study")
         status = "FAILED"
         try:
-            inputs = Inputs(out, parent, at_once, given)
+            inputs = Inputs(out, parent, at_once, given, warm)
             inputs.datasets(design.trials())
             report_of = partial(report, Path(report_to or out), design, store=out, more=facts or {})
             study = _Run(design, out, inputs, parent, runner, show)

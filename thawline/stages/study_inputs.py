@@ -20,6 +20,7 @@ from thawline.errors import BusyError, DataError, ThawlineError, TrackingError
 from thawline.stages import pretrain, windows
 from thawline.stages.study_files import Task, write_result
 from thawline.stages.study_processes import Job, run_jobs, run_process, serve, threads_of
+from thawline.stages.study_warm import Warm
 from thawline.study.design import Trial, data_key
 
 BESIDE = ".job"
@@ -45,6 +46,7 @@ class Inputs:
     """How many are made at a time."""
     given: Path | None = None
     """A dataset that all trials are to use."""
+    warm: Warm | None = None
     built: dict[str, Built | ThawlineError] = field(default_factory=dict)
     """By `data_key`, what became of each dataset."""
 
@@ -133,7 +135,10 @@ class Inputs:
     def _in_processes(self, jobs: Sequence[Job]) -> dict[str, ThawlineError]:
         at_once = min(self.at_once, len(jobs))
         runner = partial(
-            run_process, threads=threads_of(at_once), module="thawline.stages.study_inputs"
+            run_process,
+            threads=threads_of(at_once),
+            module="thawline.stages.study_inputs",
+            warm=self.warm,
         )
         errors: dict[str, ThawlineError] = {}
         with closing(run_jobs(jobs, runner, at_once, lambda job: None)) as ended:
@@ -180,5 +185,10 @@ def _work(config: Config, task: Task, folder: Path) -> None:
     write_result(folder, task.result("finished"))
 
 
+def main(folder: Path) -> None:
+    """Makes what `write_task` described; an error of any kind becomes its result."""
+    serve(folder, _work)
+
+
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), _work)
+    main(Path(sys.argv[1]))

@@ -24,6 +24,7 @@ from thawline.stages.study_files import (
     write_result,
     write_task,
 )
+from thawline.stages.study_warm import Forked, Warm
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 60.0
@@ -103,7 +104,11 @@ def run_jobs(
 
 
 def run_process(
-    job: Job, stop: threading.Event, threads: int, module: str = "thawline.stages.study_trial"
+    job: Job,
+    stop: threading.Event,
+    threads: int,
+    module: str = "thawline.stages.study_trial",
+    warm: Warm | None = None,
 ) -> Result | None:
     """Runs a job by our own Python, with its output in `log.txt`.
 
@@ -111,33 +116,45 @@ def run_process(
         job: Its folder is made.
         stop: Ends the process; it saves a checkpoint first.
         threads: That it may use, unless its config says how many.
-        module: Runs as a program that calls `serve`.
+        module: Its `main`, which it runs as a program too, gets the job's folder and calls `serve`.
+        warm: Starts it sooner, where it can.
     """
     runtime = job.config.runtime
     if not runtime.threads:
         runtime = runtime.model_copy(update={"threads": threads})
     write_task(job.folder, job.task, job.config.model_copy(update={"runtime": runtime}))
-    # OpenMP would start as many threads as there are cores before the config is read.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", module, str(job.folder)]
-    with (job.folder / LOG).open("ab") as log:
-        # In a session of its own, so that Ctrl-C comes to it through us alone.
-        process = subprocess.Popen(  # noqa: S603
-            command, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-        try:
-            while process.poll() is None:
-                if stop.wait(POLL_SECONDS):
-                    _end(process)
-                    return None
-        finally:
-            if process.poll() is None:
-                process.kill()
+    process: Forked | subprocess.Popen[bytes] | None = None
+    if warm is not None:
+        process = warm.start(module, job.folder, job.folder / LOG)
+    if process is None:
+        process = _start(module, job.folder, threads)
+    try:
+        while process.poll() is None:
+            if stop.wait(POLL_SECONDS):
+                _end(process)
+                return None
+    finally:
+        if process.poll() is None:
+            process.kill()
     return read_result(job.folder) or job.task.result(
         "failed",
-        error=f"its process ended with {_ending(process.returncode)}:\n{_tail(job.folder / LOG)}",
+        error=f"its process ended with {_ending(process.wait())}:\n{_tail(job.folder / LOG)}",
         remedy="run the study again: the trial goes on from its last checkpoint",
     )
+
+
+def _start(module: str, folder: Path, threads: int) -> subprocess.Popen[bytes]:
+    # OpenMP would start as many threads as there are cores before the config is read.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    with (folder / LOG).open("ab") as log:
+        # In a session of its own, so that Ctrl-C comes to it through us alone.
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", module, str(folder)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
 
 
 def serve(folder: Path, work: Callable[[Config, Task, Path], object]) -> None:
@@ -168,7 +185,7 @@ def threads_of(at_once: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // at_once)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes] | Forked) -> None:
     process.terminate()
     try:
         process.wait(GRACE_SECONDS)
