@@ -33,8 +33,8 @@ def test_lookups_miss_0_1_and_4_updates_by_optimizer_and_rate():
     }
     assert by["row-wise Adagrad, 4 late"] == ("row-wise-adagrad", 0.02, 4)
     assert by["lazy Adam, 1 late"] == ("lazy-adam", 0.02, 1)
-    assert by["SGD x 2, 0 late"] == ("sgd", 200.0, 0)
-    assert by["SGD x 0.125, 4 late"] == ("sgd", 12.5, 4)
+    assert by["SGD x 2, 0 late"] == ("sgd", 400.0, 0)
+    assert by["SGD x 0.25, 4 late"] == ("sgd", 50.0, 4)
     assert len(by) == 2 * 3 + 3 * 4
     assert {(own.finetune.epochs, own.finetune.recipe) for own in arms.values()} == {
         (1, "co-train")
@@ -46,6 +46,8 @@ def test_a_simulated_feed_is_run_with_a_hotter_law_as_well_and_a_log_is_not():
     hot = {name: own for name, own in arms.items() if name.endswith(", Zipf 1.7")}
     assert len(hot) == 2 * (1 + 4)
     assert {own.simulate.zipf for own in hot.values()} == {1.7}
+    assert hot["SGD x 2, 0 late, Zipf 1.7"].tables.item.learning_rate == 400.0
+    assert hot["SGD x 0.0625, 4 late, Zipf 1.7"].tables.item.learning_rate == 12.5
     assert len({data_key(own) for own in arms.values()}) == 2
     assert hotter_of(config("simulate.zipf=2.8")) == 3.0
     assert hotter_of(config("simulate.zipf=3")) is None
@@ -58,7 +60,7 @@ def test_each_stale_arm_is_compared_with_the_same_rate_without_staleness():
     assert against["SGD x 1, 4 late"] == "SGD x 1, 0 late"
     assert against["lazy Adam, 4 late"] == "lazy Adam, 0 late"
     assert against["row-wise Adagrad, 4 late, Zipf 1.5"] == "row-wise Adagrad, 0 late, Zipf 1.5"
-    assert against["SGD x 0.125, 4 late"] == "SGD x 0.125, 4 late"
+    assert against["SGD x 0.25, 4 late"] == "SGD x 0.25, 4 late"
 
 
 @pytest.mark.parametrize(
@@ -119,11 +121,11 @@ def test_the_largest_stable_rate_is_that_below_the_least_that_diverged_in_any_se
 def test_rates_of_which_none_or_all_diverged_are_said_to_be_so():
     study = stability({0: 9.0, 1: 0.1, 4: 1.0})
     one = reading(study)
-    assert largest_stable(one, 0) == (4.0, None)
-    assert largest_stable(one, 1) == (None, 0.25)
+    assert largest_stable(one, 0) == (8.0, None)
+    assert largest_stable(one, 1) == (None, 0.5)
     rates, _ = STALENESS.page(*study)
-    assert rates.words[0] == "0 updates late: no rate diverged, up to x 4."
-    assert rates.words[1] == "1 updates late: every rate diverged, from x 0.25 on."
+    assert rates.words[0] == "0 updates late: no rate diverged, up to x 8."
+    assert rates.words[1] == "1 updates late: every rate diverged, from x 0.5 on."
     assert rows_of(rates)["1"][0] == DASH
 
 
@@ -146,7 +148,7 @@ def test_what_missed_updates_cost_is_told_where_neither_side_diverged():
     ]
     assert rows["SGD x 1"][-2:] == ["diverged", DASH]
     # No lookup that misses nothing ran at this rate.
-    assert rows["SGD x 0.125"] == [DASH, DASH, DASH, "0.1526", DASH]
+    assert rows["SGD x 0.25"] == [DASH, DASH, DASH, "0.1526", DASH]
     assert any(text.startswith("lazy Adam, 4 late: log loss +0.0016 (sd") for text in harm.words)
 
 

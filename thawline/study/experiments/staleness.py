@@ -24,16 +24,19 @@ from thawline.theory.stability import largest_stable_step
 STALE = (0, 1, 4)
 """Updates that a lookup misses."""
 ADAPTIVE = {"row-wise Adagrad": "row-wise-adagrad", "lazy Adam": "lazy-adam"}
-SGD_FACTOR = 5_000.0
+SGD_FACTOR = 10_000.0
 """SGD's learning rate over the others', where its multiplier is 1."""
 MULTIPLIERS: Mapping[int, tuple[float, ...]] = {
-    0: (0.5, 1.0, 2.0, 4.0),
-    1: (0.25, 0.5, 1.0, 2.0),
-    4: (0.125, 0.25, 0.5, 1.0),
+    0: (1.0, 2.0, 4.0, 8.0),
+    1: (0.5, 1.0, 2.0, 4.0),
+    4: (0.25, 0.5, 1.0, 2.0),
 }
-"""Of SGD's rate, by staleness: about where the bound is to be found."""
+"""Of SGD's rate, by staleness: about where the bound is to be found, which lies the lower the more
+lookups read the hottest row."""
 HOTTER = 0.5
 """What the second Zipf exponent of a simulated feed has more."""
+SLOWER = 0.25
+"""Its multipliers over those of the first."""
 MOST_ZIPF = 3.0
 RUINED = 2.0
 """Normalized entropy at which rows have run away, though no number is infinite yet."""
@@ -68,6 +71,11 @@ def suffix(zipf: float) -> str:
     return f", Zipf {zipf:g}"
 
 
+def multipliers(late: int, end: str = "") -> tuple[float, ...]:
+    """Of SGD's rate, rising; `end` is the suffix of the arms of a second feed."""
+    return tuple((SLOWER if end else 1.0) * each for each in MULTIPLIERS[late])
+
+
 def _lay_out(config: Config) -> Config:
     rate = config.tables.item.learning_rate
     arms: dict[str, Changes] = {}
@@ -82,7 +90,7 @@ def _lay_out(config: Config) -> Config:
             shared: Changes = {**feed, "finetune.staleness": late}
             stepped = {name: (key, rate) for name, key in adaptive.items()} | {
                 sgd(multiplier): ("sgd", SGD_FACTOR * multiplier * rate)
-                for multiplier in MULTIPLIERS[late]
+                for multiplier in multipliers(late, end)
             }
             for name, (optimizer, own_rate) in stepped.items():
                 arm = arm_name(name, late, end)
@@ -117,7 +125,7 @@ def stable(one: Reading, arm: str) -> bool | None:
 def largest_stable(one: Reading, late: int, end: str = "") -> tuple[float | None, float | None]:
     """The largest multiplier of SGD's rate up to which none diverged, and the least that did."""
     last = None
-    for multiplier in MULTIPLIERS[late]:
+    for multiplier in multipliers(late, end):
         found = stable(one, arm_name(sgd(multiplier), late, end))
         if found is False:
             return last, multiplier
