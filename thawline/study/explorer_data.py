@@ -29,6 +29,7 @@ FIGURES = (
     "normalized_entropy",
     "mrr",
     "calibration",
+    "positive_logit",
 )
 """What can be chosen, beside the study's own metric."""
 SLICES = ("pooled", "warm", "head", "torso", "tail", "cold")
