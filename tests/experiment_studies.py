@@ -12,7 +12,7 @@ SLICES = ("pooled", "head", "torso", "tail", "cold")
 FIGURES = ("auc", "log_loss", "normalized_entropy", "positive_logit")
 
 
-def found(experiment, config, value, failed=lambda arm, seed: None):
+def found(experiment, config, value, failed=lambda arm, seed: None, after=None, drift=None):
     """What an experiment would find.
 
     Args:
@@ -20,6 +20,8 @@ def found(experiment, config, value, failed=lambda arm, seed: None):
         config: The user's.
         value: Gives a figure from (arm, seed, slice, figure's name).
         failed: The error of a trial from (arm, seed); None: it finished.
+        after: Gives the AUC after an epoch, pooled, from (arm, seed, epoch). None: as `value`.
+        drift: Gives the drift of item rows from (arm, tier). None: there is none.
 
     Returns:
         Facts, table and rows, as a page gets them.
@@ -42,6 +44,16 @@ def found(experiment, config, value, failed=lambda arm, seed: None):
             for piece in SLICES
         }
         tree = {"requests": 100, "pooled": slices.pop("pooled"), "tiers": slices}
+        epochs = [{"next": tree}] * trial.epochs
+        if after is not None:
+            epochs = [
+                {"next": tree | {"pooled": {"save": {"auc": after(arm, seed, number)}}}}
+                for number in range(1, trial.epochs + 1)
+            ]
+        if drift is not None:
+            tiers = {tier: {"item": {"drift": drift(arm, tier)}} for tier in SLICES[1:]}
+            training = {"requests": None, "pooled": {}, "tiers": tiers}
+            own["training"] = {"epochs": [training] * trial.epochs, "final": training}
         results.append(
             own
             | {
@@ -51,7 +63,7 @@ def found(experiment, config, value, failed=lambda arm, seed: None):
                 "actions": ["save"],
                 "data_version": "v",
                 "schedule": None,
-                "epochs": [{"next": tree}] * trial.epochs,
+                "epochs": epochs,
                 "metrics": {"next": tree},
             }
         )

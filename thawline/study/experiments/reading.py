@@ -71,7 +71,8 @@ class Reading:
 
     def difference(self, first: str, second: str, piece: str = "pooled") -> Paired | None:
         """One arm minus another, paired by seed; None where no seed has both."""
-        return pairs(self.sum_of({first: 1.0, second: -1.0}, piece))
+        own, other = self.final(first, piece), self.final(second, piece)
+        return pairs({seed: own[seed] - other[seed] for seed in own if seed in other})
 
     def by_epoch(self, arm: str, piece: str = "pooled") -> list[float | None]:
         """The mean of the metric after each epoch."""

@@ -79,11 +79,12 @@ def _sections(one: Reading) -> list[Section]:
             )
         )
         for recipe in RECIPES:
-            found = [
-                one.difference(arm_name(days, epochs, recipe if epochs > 1 else ""), control)
-                for epochs in EPOCHS
+            runs = [arm_name(days, epochs, recipe if epochs > 1 else "") for epochs in EPOCHS]
+            gains = [
+                "the control" if run == control else parts.mean_sd(one.difference(run, control))
+                for run in runs
             ]
-            rows.append([f"{days} days, {recipe}", *(parts.mean_sd(gain) for gain in found)])
+            rows.append([f"{days} days, {recipe}", *gains])
     words.append(
         "The test days are the same in all arms. Tiers are those of each arm's own window, so that "
         "figures by tier are of other items where the days differ: compare them within a window."
