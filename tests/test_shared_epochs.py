@@ -178,6 +178,32 @@ def test_a_table_in_bfloat16_rounds_as_it_would_alone(tune, tmp_path):
     require_same(made, expected)
 
 
+def test_nothing_that_is_read_when_rows_move_changes_what_is_shared(tune, tmp_path):
+    """All that `study.prefixes` leaves out of a signature, at once."""
+    fused = {"micro_batches": 2, "tables": "fused"}
+    tune("one", "frozen", until=1, accumulation=fused, epochs=1)
+    item = {
+        "optimizer": "adagrad",
+        "learning_rate": 0.3,
+        "reset_state_at_thaw": False,
+        "weight_decay": 0.1,
+        "pull": 0.2,
+        "drift_cap": 0.3,
+        "frequency_scaling": 0.5,
+    }
+    options = {
+        "accumulation": fused | {"factor": "mean"},
+        "staleness": 2,
+        "cold_rows": "mean-drift",
+        "prefetch_batches": 1,
+        "schedule": {"item": {"windows": [[1.25, 2.5]], "curve": "cosine", "warm_up": 0.5}},
+    }
+    expected = tune("alone", "window(2,1)", item, **options)
+    made = tune("made", "window(2,1)", item, start=tmp_path / "one", **options)
+    require_same(made, expected)
+    assert "repaired" in made[1][-1]
+
+
 @pytest.mark.parametrize("killed", [3, STEPS, 2 * STEPS])
 def test_shared_epochs_that_were_killed_go_on_from_their_checkpoint(
     tune, alone, steps, tmp_path, killed
