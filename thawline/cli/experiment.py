@@ -114,7 +114,7 @@ def run_all(
     for each in stage.run_all(settings, out, dataset=found, progress=told):
         ran.append(each)
         if each.outcome is not None:
-            show_outcome(each.outcome)
+            show_outcome(each.outcome, stage.failures_of(each.experiment, each.outcome))
         elif each.error is not None:
             say(f"{each.experiment.name} failed: {each.error}")
     _sum_up(ran)
@@ -137,7 +137,9 @@ def show_list(config: ConfigOption = None, overrides: SetOption = None) -> None:
         table.add_column(heading, justify="right" if heading == "trials" else "left")
     for name, each in EXPERIMENTS.items():
         why = stage.why_not(settings, each)
-        trials = DASH if why else f"{len(Design.of(each.lay_out(settings)).trials()):,d}"
+        trials = DASH
+        if not why and each.measure is None:
+            trials = f"{len(Design.of(each.lay_out(settings)).trials()):,d}"
         text = escape(each.question) + (f"\n[yellow]cannot run: {escape(why)}[/]" if why else "")
         table.add_row(name, text, trials)
     console().print(table)
@@ -177,10 +179,11 @@ def _runner(name: str) -> Callable[..., None]:
         found = input_folder(settings, dataset, "dataset") if dataset is not None else None
         with progress(settings.study.metric) as show:
             outcome = stage.run(settings, name, out, dataset=found, show=show)
-        show_outcome(outcome)
+        failed = stage.failures_of(stage.find(name), outcome)
+        show_outcome(outcome, failed)
         say(f"front page: {stage.folder_of(settings, out) / stage.INDEX}")
-        if outcome.failed:
-            say(f"{len(outcome.failed)} trials failed; the same command tries them again")
+        if failed:
+            say(f"{len(failed)} trials failed; the same command tries them again")
             raise typer.Exit(1)
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,12 +150,22 @@ def with_study(
     return parse_config(yaml.safe_dump(tree, sort_keys=False), source="the study")
 
 
-def show_outcome(outcome: Outcome) -> None:
-    """Prints what a study found, what failed, and where its files are."""
+def show_outcome(outcome: Outcome, failed: Sequence[Mapping[str, Any]] | None = None) -> None:
+    """Prints what a study found, what failed, and where its files are.
+
+    Args:
+        outcome: Of the study.
+        failed: Trials that are to be shown as failed; None: all that are.
+    """
     facts = outcome.facts
+    if "measured" in facts:
+        for sentence in facts["words"]:
+            say(sentence)
+        say(f"report: {outcome.folder / 'study.html'}")
+        return
     title = f"{facts['holdout']}: {facts['action']} {facts['metric']}, paired by seed"
     console().print(_table(title, outcome.main()))
-    for trial in outcome.failed:
+    for trial in outcome.failed if failed is None else failed:
         say(f"failed: {trial['arm']}, seed {trial['seed']}: {trial['error']}")
     say(f"report: {outcome.folder / 'study.html'}")
     say(f"figures: {outcome.folder / 'trials.parquet'}")

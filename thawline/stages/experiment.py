@@ -3,7 +3,7 @@
 ```
 experiments/
   datasets/ tables/ trials/ ...   the store: what one experiment has computed serves the others
-  <name>/study.html  study.json  trials.parquet
+  <name>/study.html  study.json  trials.parquet   (measured.json where nothing is trained)
   index.html                      the explorer over the experiments that were run
 ```
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from thawline.config import Config
 from thawline.errors import ConfigError, DataError, ThawlineError
@@ -24,6 +25,7 @@ from thawline.stages.study_report import Outcome
 from thawline.study.design import Design, data_key
 from thawline.study.experiments import EXPERIMENTS, Experiment
 from thawline.study.explorer import INDEX, render_explorer
+from thawline.study.measured import MEASURED, render_measured, write_measured
 from thawline.study.report import REPORT
 from thawline.study.trials import FACTS, read_study
 
@@ -44,7 +46,12 @@ class Ran:
     @property
     def failures(self) -> int:
         """Trials that failed."""
-        return len(self.outcome.failed) if self.outcome is not None else 0
+        return 0 if self.outcome is None else len(failures_of(self.experiment, self.outcome))
+
+
+def failures_of(experiment: Experiment, outcome: Outcome) -> list[dict[str, Any]]:
+    """The trials that failed, without those whose error answers the question."""
+    return [trial for trial in outcome.failed if not experiment.answers(trial["error"] or "")]
 
 
 def find(name: str) -> Experiment:
@@ -81,7 +88,7 @@ def why_not(
         ConfigError: The config itself cannot be.
     """
     why = experiment.needs(config)
-    if why is None and dataset is not None:
+    if why is None and dataset is not None and experiment.measure is None:
         laid_out = experiment.lay_out(config)
         own = data_key(config)
         if any(data_key(trial.config) != own for trial in Design.of(laid_out).trials()):
@@ -119,6 +126,8 @@ def run(
     why = why_not(config, experiment, dataset)
     if why is not None:
         raise ConfigError(f"the experiment {name} cannot run: {why}", "see the experiment's --help")
+    if experiment.measure is not None:
+        return _measure(config, experiment, experiment.measure, store)
     try:
         return study.run(
             experiment.lay_out(config),
@@ -131,6 +140,19 @@ def run(
         )
     finally:
         write_index(store)
+
+
+def _measure(
+    config: Config, experiment: Experiment, measure: Callable[[Config], Any], store: Path
+) -> Outcome:
+    """Measures what an experiment that trains nothing asks, and makes its page."""
+    folder = store / experiment.name
+    facts = {"experiment": experiment.name, "measured": measure(config)}
+    write_measured(folder, facts)
+    page, words = render_measured(experiment, facts)
+    (folder / REPORT).write_text(page, encoding="utf-8")
+    write_index(store)
+    return Outcome(folder, {**facts, "words": words, "trials": []}, [])
 
 
 def run_all(
@@ -170,9 +192,11 @@ def run_all(
 
 def write_index(store: Path) -> Path | None:
     """Makes the front page over the experiments that were run; None where there is none."""
-    studies, pages = [], {}
+    studies, pages, others = [], {}, {}
     for experiment in EXPERIMENTS.values():
         folder = store / experiment.name
+        if (folder / MEASURED).exists():
+            others[experiment.title] = f"{experiment.name}/{REPORT}"
         if not (folder / FACTS).exists():
             continue
         try:
@@ -184,6 +208,7 @@ def write_index(store: Path) -> Path | None:
     if not studies:
         return None
     partial = store / f".{INDEX}.partial"
-    partial.write_text(render_explorer(studies, pages=pages), encoding="utf-8")
+    text = render_explorer(studies, pages=pages, others=others)
+    partial.write_text(text, encoding="utf-8")
     partial.rename(store / INDEX)
     return store / INDEX

@@ -27,6 +27,7 @@ def render_explorer(
     *,
     title: str = "Experiments",
     pages: Mapping[str, str] | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> str:
     """The front page of several studies, self-contained.
 
@@ -36,6 +37,7 @@ def render_explorer(
         studies: Each with its name (its title for a reader), `study.json` and `trials.parquet`.
         title: Of the page.
         pages: By name of a study, where its own page lies from this one.
+        others: Further pages without a study, by name.
     """
     pages = pages or {}
     return (
@@ -44,6 +46,7 @@ def render_explorer(
         .render(
             title=title,
             explorer=explorer_section(studies, pages=pages),
+            others=others or {},
             studies=[
                 {
                     "name": name,

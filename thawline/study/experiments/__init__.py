@@ -12,6 +12,7 @@ from thawline.study.experiments.leak import LEAK
 from thawline.study.experiments.optimizers import OPTIMIZERS_EXPERIMENT
 from thawline.study.experiments.remedies import REMEDIES
 from thawline.study.experiments.self_influence import SELF_INFLUENCE
+from thawline.study.experiments.small_tables import SMALL_TABLES
 from thawline.study.experiments.staleness import STALENESS
 from thawline.study.experiments.tables import WHICH_TABLE
 from thawline.study.experiments.timing import TIMING
@@ -33,6 +34,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         CONTENT,
         STALENESS,
         ACCUMULATION,
+        SMALL_TABLES,
     )
 }
 """By name, in the order in which `thawline experiment all` runs them."""
