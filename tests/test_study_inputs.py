@@ -103,6 +103,25 @@ def test_arms_are_told_from_their_own_configs(studied):
     assert set(outcome.facts["data_versions"]) == {arm["name"] for arm in outcome.facts["arms"]}
 
 
+def test_a_study_without_pages_has_links_to_none(studied):
+    class Pages(Tasks):
+        def __call__(self, job, stop):
+            made = super().__call__(job, stop) | {"page": job.task.pages}
+            (job.folder / "trial.json").write_text(json.dumps(made))
+            return made
+
+    with_pages, without = Pages(), Pages()
+    studied({"grid": {"finetune.recipe": ["frozen"]}, "seeds": [0]}, with_pages)
+    outcome = studied({"grid": RECIPES, "seeds": [0], "pages": False}, without)
+    assert with_pages.tasks["frozen", 0].pages
+    assert not without.tasks["co-train", 0].pages
+    page = (outcome.folder / "study.html").read_text(encoding="utf-8")
+    pages = {trial["trial"]: trial["page"] for trial in outcome.facts["trials"]}
+    assert sorted(pages.values()) == [False, True]
+    for trial, made in pages.items():
+        assert (f'href="trials/{trial}/report.html"' in page) == made
+
+
 def test_arms_of_one_config_run_once_and_both_have_its_figures(studied):
     fake = Fake()
     same = {"a": {}, "b": {"set": {"finetune.epochs": 2}}}
@@ -134,7 +153,8 @@ def test_arms_that_vary_the_data_take_no_dataset_that_was_given(studied, tiny_da
 def test_distinct_tables_are_pretrained_at_the_same_time(studied, tiny_dataset, monkeypatch):
     meet, made = threading.Barrier(2, timeout=20), []
 
-    def one(job, stop, threads, module):
+    def one(job, stop, threads, module, warm):
+        assert warm is not None
         meet.wait()
         made.append((job.config.seed, job.task.dataset))
         if job.config.seed == 1:

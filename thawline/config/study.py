@@ -75,8 +75,11 @@ class Study(Section):
     action: str | None = Field(None, description="Of the metric. Unset: the primary one.")
     holdout: Literal["next", "in_window"] = Field("next", description="Of the metric.")
     halving: Halving | None = None
+    pages: bool = Field(
+        True, description="Make the evaluation's page of each trial, which takes some seconds."
+    )
     keep_models: bool = Field(
-        False, description="Keep each trial's model and scores, not only its figures and report."
+        False, description="Keep each trial's model and scores, not only its figures and page."
     )
 
     @model_validator(mode="after")

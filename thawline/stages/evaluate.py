@@ -45,11 +45,12 @@ def run(
     out: str | Path,
     *,
     parent_run_id: str = "",
+    page: bool = True,
 ) -> Verdict:
     """Scores the model and the champion on each hold-out and writes the evaluation folder `out`.
 
-    The folder holds `evaluation.json` (everything that the report shows), `report.html` and the
-    model's scores of each hold-out, `scores/<hold-out>.parquet`.
+    The folder holds `evaluation.json` (everything that the report shows), `report.html` (unless no
+    `page` is wanted) and the model's scores of each hold-out, `scores/<hold-out>.parquet`.
 
     Raises:
         ConfigError: A rule of the gate on an action that the dataset does not have.
@@ -126,13 +127,15 @@ def run(
         if schedule.exists():
             facts["schedule"] = json.loads(schedule.read_text(encoding="utf-8"))
         (folder / "evaluation.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
-        write_report(folder / "report.html", facts)
+        if page:
+            write_report(folder / "report.html", facts)
         tracked.log_params({"data_version": data.manifest.data_version})
         tracked.log_metrics(
             {name: _figures(tree) for name, tree in metrics.items()}, step=len(epochs)
         )
         tracked.log_artifact(folder / "evaluation.json")
-        tracked.log_artifact(folder / "report.html")
+        if page:
+            tracked.log_artifact(folder / "report.html")
         if (folder / "scores").exists():
             tracked.log_artifact(folder / "scores")
     return Verdict(decision.passed, decision.reasons, metrics, match.facts())

@@ -225,6 +225,7 @@ class _Run:
             table=str(table),
             parent_run_id=self.parent,
             keep_models=self.design.study.keep_models,
+            pages=self.design.study.pages,
         )
 
     def _started(self, same: Mapping[str, Sequence[Trial]], job: Job) -> None:

@@ -32,6 +32,8 @@ class Task:
     table: str
     parent_run_id: str = ""
     keep_models: bool = False
+    pages: bool = True
+    """Whether it gets the evaluation's page."""
     starts: tuple[str, ...] = ()
     """Epochs shared with other trials that it may begin from, the longest first."""
     until: int | None = None

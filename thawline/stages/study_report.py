@@ -170,6 +170,7 @@ def _schedule(config: Config) -> Schedule:
 
 
 _TOLD = (
+    "page",
     "trial",
     "arm",
     "seed",

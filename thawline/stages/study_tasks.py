@@ -128,6 +128,7 @@ def trial(
         table=str(table),
         parent_run_id=pipeline.find_parent(config),
         keep_models=config.study.keep_models,
+        pages=config.study.pages,
     )
     out.mkdir(parents=True, exist_ok=True)
     try:

@@ -49,7 +49,9 @@ def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
             finetune.run(
                 config, task.dataset, task.table, model, parent_run_id=parent, start=task.start()
             )
-        verdict = evaluate.run(config, task.dataset, model, evaluation, parent_run_id=parent)
+        verdict = evaluate.run(
+            config, task.dataset, model, evaluation, parent_run_id=parent, page=task.pages
+        )
         epochs = json.loads((model / "epochs.json").read_text(encoding="utf-8"))
         meta = json.loads((model / "model.json").read_text(encoding="utf-8"))
         metrics = {holdout: light(tree) for holdout, tree in verdict.metrics.items()}
@@ -66,10 +68,12 @@ def run(config: Config, task: Task, folder: str | Path) -> dict[str, Any]:
                 for epoch in epochs
             ],
             metrics=metrics,
+            page=task.pages,
             training=training_of(epochs, meta["exported_epoch"]),
         )
         tracked.log_metrics(metrics, step=len(epochs))
-    shutil.copyfile(evaluation / REPORT, folder / REPORT)
+    if task.pages:
+        shutil.copyfile(evaluation / REPORT, folder / REPORT)
     write_result(folder, result)
     if not task.keep_models:
         shutil.rmtree(model)

@@ -102,6 +102,8 @@ def arms_of(
         "contrasts": {name: dict(weights) for name, weights in (contrasts or {}).items()},
         # A short round would judge a recipe that is not the experiment's.
         "halving": None,
+        # Of many trials, what the experiment's page says is read.
+        "pages": False,
     }
     tree = config.model_dump(mode="json")
     tree["study"] |= study
