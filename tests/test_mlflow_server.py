@@ -205,6 +205,26 @@ def test_a_server_that_goes_down_in_the_middle_leaves_nothing_half_registered(
     assert (versions(config), alias(config)) == ([1], "1")
 
 
+def test_a_server_that_is_started_again_while_a_stage_runs_is_waited_for(
+    server_uri, tmp_path, monkeypatch
+):
+    with proxied(server_uri) as proxy:
+        config = make_config(tmp_path, uri=proxy.uri)
+        with runs.stage_run(config, "finetune") as run:
+            proxy.seen.clear()
+
+            def refuses(path):
+                # Three times in a row: more than a command asks before it gives up.
+                proxy.down = len(proxy.seen) <= 3
+                return proxy.down
+
+            monkeypatch.setattr(proxy, "refuses", refuses)
+            run.log_metrics({"loss": 0.5})
+        assert sum("log-batch" in path for path in proxy.seen) >= 3
+        found = connect(config).get_run(run.run_id)
+        assert (found.data.metrics["loss"], found.info.status) == (0.5, "FINISHED")
+
+
 def test_a_version_whose_making_was_not_heard_of_is_not_made_twice(
     proxy, inputs, tmp_path, request
 ):

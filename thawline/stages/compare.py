@@ -19,8 +19,9 @@ from thawline.errors import ConfigError, DataError
 from thawline.evaluation.compare import SLICES, comparison, measure
 from thawline.evaluation.intervals import SEED, figure_names
 from thawline.evaluation.pairing import pair
-from thawline.stages.sides import Side, resolve
+from thawline.stages.sides import Side, is_tracked, resolve
 from thawline.study.statistics import paired, pairs_needed
+from thawline.tracking.server import require_answer
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def run(
             "name one on each side, or as many runs on both, paired by seed",
         )
     notes: list[str] = []
+    if any(is_tracked(name) for name in (*a, *b)):
+        require_answer(config)
     with tempfile.TemporaryDirectory() as scratch:
         first, second = (
             [

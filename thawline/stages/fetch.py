@@ -9,7 +9,8 @@ from thawline.config import Config
 from thawline.folders import place_for, whole_folder
 from thawline.model.bundle import Bundle
 from thawline.model.vectors import write_table
-from thawline.tracking.fetch import fetch_vectors, local_model, require_model
+from thawline.tracking.fetch import SCHEME, fetch_vectors, local_model, require_model
+from thawline.tracking.server import require_answer
 
 
 def model(config: Config, source: str, out: str | Path) -> None:
@@ -25,6 +26,7 @@ def model(config: Config, source: str, out: str | Path) -> None:
         TrackingError: A URI of another form, no such version or alias, the server's refusal.
     """
     out = place_for(out, folder=True)
+    require_answer(config)
     with (
         tempfile.TemporaryDirectory(dir=out.parent, prefix=".fetched-") as scratch,
         whole_folder(out) as folder,
@@ -48,6 +50,8 @@ def table(config: Config, source: str, name: str, out: str | Path) -> None:
         TrackingError: A URI of another form, no such version or alias, the server's refusal.
     """
     out = place_for(out, folder=False)
+    if source.startswith(SCHEME):
+        require_answer(config)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".table-") as scratch:
         found = fetch_vectors(config, source, name, Path(scratch))
         if found is None:

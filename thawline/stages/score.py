@@ -21,9 +21,10 @@ from thawline.folders import place_for
 from thawline.model.bundle import Bundle
 from thawline.progress import progress_bar
 from thawline.stages.machine import prepare_machine
-from thawline.tracking.fetch import local_model
+from thawline.tracking.fetch import SCHEME, local_model
 from thawline.tracking.raw import Lists, Requests, text_of
 from thawline.tracking.scorer import Scorer, Scores
+from thawline.tracking.server import require_answer
 
 ROWS_AT_ONCE = 4_096
 ITEMS_AT_ONCE = 1 << 21
@@ -69,6 +70,8 @@ def run(config: Config, model: str, source: str | Path, out: str | Path) -> Summ
     """
     files = _files(Path(source))
     out = place_for(out, folder=False)
+    if model.startswith(SCHEME):
+        require_answer(config)
     device = prepare_machine(config.runtime)
     summary = Summary()
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".scores-") as scratch:

@@ -28,7 +28,7 @@ from thawline.model.bundle import Bundle, read_meta
 from thawline.model.translate import Translator
 from thawline.stages.machine import prepare_machine
 from thawline.tracking.evaluations import fetch_evaluation
-from thawline.tracking.fetch import local_model
+from thawline.tracking.fetch import SCHEME, local_model
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -61,6 +61,12 @@ class Side:
         }
 
 
+def is_tracked(name: str) -> bool:
+    """Whether MLflow knows what a name stands for: a registered model, or a run."""
+    is_run = RUN_ID.fullmatch(name) is not None and not Path(name).exists()
+    return is_run or name.startswith(SCHEME)
+
+
 def resolve(config: Config, name: str, dataset: Path, scratch: Path, notes: list[str]) -> Side:
     """Finds what a name stands for.
 
@@ -84,7 +90,7 @@ def resolve(config: Config, name: str, dataset: Path, scratch: Path, notes: list
     if RUN_ID.fullmatch(name):
         scratch.mkdir()
         return _evaluation(name, fetch_evaluation(config, name, scratch))
-    fetched = name.startswith("models:") or is_remote(name)
+    fetched = name.startswith(SCHEME) or is_remote(name)
     if not fetched and not (path / "model.json").exists():
         raise ConfigError(
             f"{name!r} is neither an evaluation folder, a file of scores (.parquet), a model "

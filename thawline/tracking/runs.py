@@ -34,6 +34,7 @@ from thawline.tracking.server import (
     explained,
     impatient,
     masked,
+    require_answer,
     tracking_uri,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "Terminated",
     "check",
     "finish_parent",
+    "require_answer",
     "stage_run",
     "start_parent",
     "tracking_uri",
@@ -120,12 +122,15 @@ def stage_run(
     Args:
         config: Says where.
         stage: Names the run; its tag `thawline.stage`.
-        parent_run_id: From `start_parent`, whose status stays untouched. Empty: a run of its own.
+        parent_run_id: From `start_parent`, whose status stays untouched. Empty: a run of its own,
+            which fails within seconds where the server does not answer: no earlier stage is lost.
         tags: Further tags.
 
     Raises:
         TrackingError: The server cannot be used, or there is no run `parent_run_id`.
     """
+    if not parent_run_id and not os.environ.get("MLFLOW_RUN_ID"):
+        require_answer(config)
     client = connect(config)
     all_tags = {**origin_tags(), STAGE_TAG: stage, CONFIG_TAG: _hash(config), **(tags or {})}
     injected = os.environ.get("MLFLOW_RUN_ID", "")

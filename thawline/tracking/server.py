@@ -15,7 +15,7 @@ from pathlib import Path
 
 import sqlalchemy
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage
+from mlflow.entities import Experiment, LifecycleStage
 from mlflow.exceptions import MlflowException
 
 from thawline.config import Config
@@ -99,15 +99,33 @@ def check(config: Config) -> None:
         TrackingError: A name that cannot be used, a server that cannot be reached or refuses.
     """
     check_names(config)
-    uri = tracking_uri(config)
-    _check_database_port(uri)
+    found = _ask(config)
+    if found is not None and found.lifecycle_stage == LifecycleStage.DELETED:
+        experiment_id(config, connect(config))
+
+
+def require_answer(config: Config) -> None:
+    """Asks the server once, where nothing is lost yet if it does not answer within seconds.
+
+    What a command asks later is tried again for minutes, so that work that is done outlives a
+    server that is started again. A file of SQLite needs no asking.
+
+    Raises:
+        TrackingError: It cannot be reached or refuses; after about fifteen seconds at most.
+    """
+    if not tracking_uri(config).startswith("sqlite"):
+        _ask(config)
+
+
+def _ask(config: Config) -> Experiment | None:
+    """The experiment, if there is one; gives up after seconds."""
+    _check_database_port(tracking_uri(config))
     with impatient():
         client = connect(config)
         with explained(config, "asking the tracking server"):
-            found = client.get_experiment_by_name(config.tracking.experiment)
+            found: Experiment | None = client.get_experiment_by_name(config.tracking.experiment)
             client.search_registered_models(max_results=1)
-    if found is not None and found.lifecycle_stage == LifecycleStage.DELETED:
-        experiment_id(config, client)
+    return found
 
 
 def check_names(config: Config) -> None:
