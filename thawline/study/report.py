@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pyarrow as pa
 
 from thawline.evaluation import formatting, schedule
 from thawline.evaluation.dots import Dot, Scale, dot_plot
 from thawline.study.comparison import LEVEL, decided
+from thawline.study.explorer import explorer_section
 
 REPORT = "study.html"
 FOLDED = ("auc", "user_auc", "log_loss", "normalized_entropy", "calibration", "drift", "seconds")
@@ -24,17 +26,20 @@ DECIDING = 6
 Tree = Mapping[str, Any]
 
 
-def write_report(path: Path, facts: Tree, rows: Sequence[Tree]) -> None:
+def write_report(
+    path: Path, facts: Tree, rows: Sequence[Tree], table: pa.Table | None = None
+) -> None:
     """Writes the page to `path`; see `render`."""
-    path.write_text(render(facts, rows), encoding="utf-8")
+    path.write_text(render(facts, rows, table), encoding="utf-8")
 
 
-def render(facts: Tree, rows: Sequence[Tree]) -> str:
+def render(facts: Tree, rows: Sequence[Tree], table: pa.Table | None = None) -> str:
     """The page as text, self-contained.
 
     Args:
         facts: `study.json`.
         rows: Of `comparison.compare_arms`.
+        table: `trials.parquet`, for the explorer; None: the page has none.
     """
     metric, action = facts["metric"], facts["action"]
     told = [row for row in rows if (row["figure"], row["action"]) == (metric, action)]
@@ -42,6 +47,7 @@ def render(facts: Tree, rows: Sequence[Tree]) -> str:
     failed = [trial for trial in facts["trials"] if trial["status"] == "failed"]
     return _template().render(
         title=f"{len(facts['arms'])} arms, {_seeds(facts)}",
+        explorer="" if table is None else explorer_section([("this study", facts, table)]),
         happened=_happened(facts),
         found=summary(facts, rows),
         worries=_worries(facts, failed),
