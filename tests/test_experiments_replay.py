@@ -91,7 +91,7 @@ def test_the_cost_of_replay_is_taken_by_tier_with_the_general_cost_of_repeating_
     assert rows["pooled"][1].startswith(f"{MINUS}0.0150")
     assert rows["pooled"][2].startswith("+0.0500")
     assert rows["pooled"][4].startswith(f"{MINUS}0.0100")
-    assert "+0.0050 (sd 0.0000; undecided with 3 seeds (above 0 in 3 of 3))" in section.words[0]
+    assert "+0.0050 (sd 0.0000; undecided with 3 seeds, above 0 in 3 of 3)" in section.words[0]
 
 
 def test_without_the_frozen_pair_nothing_is_said_of_the_cost():

@@ -27,7 +27,7 @@ _DASHES = ("-", (0, (5, 2)))
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Markup:
     """A table of texts, of which the first of each row names it."""
-    lines = ['<div class="scroll"><table>']
+    lines = ['<div class="scroll below"><table>']
     if caption:
         lines.append(f"<caption>{escape(caption)}</caption>")
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)

@@ -163,4 +163,6 @@ def said(found: Paired | None, figure: str, *, contrast: bool = False) -> str:
     if found is None:
         return "not known yet"
     spread = f"sd {formatting.figure(found.sd)}; " if found.sd is not None else ""
-    return f"{formatting.signed(found.mean)} ({spread}{words(found, figure, contrast=contrast)})"
+    # Brackets within brackets are hard to read.
+    verdict = words(found, figure, contrast=contrast).replace(" (", ", ").replace(")", "")
+    return f"{formatting.signed(found.mean)} ({spread}{verdict})"

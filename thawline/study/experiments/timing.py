@@ -12,6 +12,7 @@ from thawline.config import Config
 from thawline.evaluation import formatting
 from thawline.evaluation.drawing import ACCENT, INK, MUTED, SLICES, drawing, svg
 from thawline.evaluation.epoch_plots import label_ends
+from thawline.study.comparison import words
 from thawline.study.experiments import parts
 from thawline.study.experiments.base import (
     Experiment,
@@ -84,7 +85,7 @@ def _sections(one: Reading) -> list[Section]:
         return [Section("The trend", ("No seed has finished with every start yet.",))]
     way = "rises" if fit.slope > 0 else "falls"
     unit = f"{one.facts['action']} {one.figure} on {one.facts['holdout']}"
-    words = [
+    told = [
         f"{unit} {way} with the start; per epoch of delay "
         f"{said(pairs(slopes['pooled']), one.facts['metric'], contrast=True)}. "
         f"A straight line explains {_percent(fit.r_squared)} of the variance of the five means.",
@@ -97,7 +98,7 @@ def _sections(one: Reading) -> list[Section]:
             piece,
             parts.mean_sd(pairs(slopes[piece])),
             _percent(own.r_squared),
-            said(pairs(slopes[piece]), one.facts["metric"], contrast=True).partition("; ")[2][:-1],
+            words(pairs(slopes[piece]), one.facts["metric"], contrast=True),
         ]
         for piece, own in fits.items()
         if own is not None
@@ -114,7 +115,7 @@ def _sections(one: Reading) -> list[Section]:
         parts.figure("By tier, against the earliest start", _tiers(one), "Means over the seeds."),
     )
     table = parts.table(["slice", "slope per epoch of delay", "R²", "in words"], rows)
-    return [Section("The trend", words, drawn + table)]
+    return [Section("The trend", told, drawn + table)]
 
 
 def _by_start(one: Reading, piece: str) -> dict[float, BySeed]:
