@@ -13,6 +13,7 @@ import pyarrow as pa
 from thawline.evaluation import formatting, schedule
 from thawline.evaluation.dots import Dot, Scale, dot_plot
 from thawline.study.comparison import LEVEL, decided
+from thawline.study.experiments import EXPERIMENTS, Experiment, Section
 from thawline.study.explorer import explorer_section
 
 REPORT = "study.html"
@@ -45,8 +46,12 @@ def render(facts: Tree, rows: Sequence[Tree], table: pa.Table | None = None) -> 
     told = [row for row in rows if (row["figure"], row["action"]) == (metric, action)]
     shown = [row for row in told if not row["contrast"]]
     failed = [trial for trial in facts["trials"] if trial["status"] == "failed"]
+    size = f"{len(facts['arms'])} arms, {_seeds(facts)}"
+    experiment = EXPERIMENTS.get(facts.get("experiment", ""))
     return _template().render(
-        title=f"{len(facts['arms'])} arms, {_seeds(facts)}",
+        title=experiment.title if experiment else size,
+        experiment=experiment,
+        sections=_sections(experiment, facts, rows, table),
         explorer="" if table is None else explorer_section([("this study", facts, table)]),
         happened=_happened(facts),
         found=summary(facts, rows),
@@ -111,6 +116,15 @@ def summary(facts: Tree, rows: Sequence[Tree]) -> list[str]:
                 f"{row['words']}."
             )
     return sentences
+
+
+def _sections(
+    experiment: Experiment | None, facts: Tree, rows: Sequence[Tree], table: pa.Table | None
+) -> list[Section]:
+    """What an experiment says of its own figures."""
+    if experiment is None or experiment.page is None or table is None:
+        return []
+    return experiment.page(facts, table, rows)
 
 
 def _happened(facts: Tree) -> list[str]:
