@@ -136,6 +136,17 @@ def test_a_model_is_scored_with_its_own_tables_whatever_the_config_says(
         figures.append({holdout: tree["pooled"] for holdout, tree in metrics.items()})
 
     assert figures[0] == figures[1] == figures[2]
+    assert (tmp_path / "evaluation-0" / "report.html").exists()
+
+
+def test_an_evaluation_has_no_page_where_none_is_wanted(config, dataset, table, tmp_path):
+    train(config, dataset, table, tmp_path / "m", "finetune.recipe=frozen")
+
+    verdict = evaluate.run(config, dataset.root, tmp_path / "m", tmp_path / "e", page=False)
+
+    assert not (tmp_path / "e" / "report.html").exists()
+    facts = json.loads((tmp_path / "e" / "evaluation.json").read_text())
+    assert facts["metrics"]["next"]["pooled"] == verdict.metrics["next"]["pooled"]
 
 
 def test_the_same_seed_gives_the_same_folder(config, dataset, table, tmp_path):

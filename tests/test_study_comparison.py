@@ -384,3 +384,14 @@ def test_exposure_of_tiers_and_renewed_rows_is_told():
     assert tiers["tail"] == {"replayed": 0.0, "moving": 0.0}
     config = parse_config("simulate: {}\nfinetune: {epochs: 3, recipe: re-init}")
     assert exposure(config, make_schedule(config, []))["item"]["renewal"] == "random"
+
+
+def test_the_page_says_what_named_arms_set_and_which_data_they_have(results):
+    told = facts(results) | {"data_versions": {"co-train": "v1", "frozen": "v2"}}
+    for arm, changes in zip(told["arms"], ({}, {"windows.finetune_days": 2}), strict=True):
+        arm |= {"values": {"arm": arm["name"]}, "changes": changes}
+    page = render(told, compare_arms(told, tidy(results, [])))
+    section = page[page.index('<section id="arms">') : page.index('<section id="timelines">')]
+    assert "<code>nothing</code>" in section
+    assert "<code>windows.finetune_days=2</code>" in section
+    assert "v1 (co-train); v2 (frozen)" in page

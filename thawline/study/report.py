@@ -15,6 +15,7 @@ from thawline.evaluation.dots import Dot, Scale, dot_plot
 from thawline.study.comparison import LEVEL, decided
 from thawline.study.experiments import EXPERIMENTS, Experiment, Section
 from thawline.study.explorer import explorer_section
+from thawline.study.grid import ARM, as_text
 
 REPORT = "study.html"
 FOLDED = ("auc", "user_auc", "log_loss", "normalized_entropy", "calibration", "drift", "seconds")
@@ -64,6 +65,7 @@ def render(facts: Tree, rows: Sequence[Tree], table: pa.Table | None = None) -> 
         ],
         contrasts=_contrasts(facts, [row for row in told if row["contrast"]]),
         others=_others(rows),
+        arms=_arms(facts["arms"]),
         timelines=_timelines(facts["arms"]),
         failed=failed,
         store=facts.get("store", ""),
@@ -72,10 +74,10 @@ def render(facts: Tree, rows: Sequence[Tree], table: pa.Table | None = None) -> 
             for trial in facts["trials"]
         ],
         facts={
-            "data version": facts["data_version"] or formatting.DASH,
+            "data version": _versions(facts) or formatting.DASH,
             "pretrained rows": "shared by the seeds" if facts["pretrain"] == "once" else "by seed",
             **{
-                f"grid: {key}": ", ".join(map(_text, values))
+                f"grid: {key}": ", ".join(map(as_text, values))
                 for key, values in facts["grid"].items()
             },
             "seeds": ", ".join(map(str, facts["seeds"])),
@@ -277,6 +279,29 @@ def _timelines(arms: Sequence[Tree]) -> list[dict[str, Any]]:
     ]
 
 
+def _arms(arms: Sequence[Tree]) -> list[dict[str, str]]:
+    """What named arms set; what a grid sets is in the names."""
+    return [
+        {
+            "name": arm["name"],
+            "baseline": formatting.DASH if arm["baseline"] == arm["name"] else arm["baseline"],
+            "sets": ", ".join(f"{key}={as_text(own)}" for key, own in arm["changes"].items()),
+        }
+        for arm in arms
+        if ARM in arm["values"]
+    ]
+
+
+def _versions(facts: Tree) -> str:
+    """The versions of the data, with the arms of each where there are several."""
+    found: dict[str, list[str]] = {}
+    for arm, version in facts.get("data_versions", {}).items():
+        found.setdefault(version, []).append(arm)
+    if len(found) < 2:
+        return facts["data_version"] or ""
+    return "; ".join(f"{version} ({', '.join(arms)})" for version, arms in found.items())
+
+
 def _epochs(trial: Tree) -> str:
     """How many a trial has, and how many of them it has taken over."""
     shared = trial.get("shared_epochs") or 0
@@ -292,10 +317,6 @@ def _key(row: Tree) -> tuple[Any, ...]:
 def _seeds(facts: Tree) -> str:
     count = len(facts["seeds"])
     return "1 seed" if count == 1 else f"{count} seeds"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _template() -> jinja2.Template:
