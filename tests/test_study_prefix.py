@@ -168,6 +168,9 @@ def test_what_was_trained_before_is_used_by_a_single_trial_too():
     # Nobody but `w` would use the first epoch.
     assert found.prefixes == ()
     assert found.starts == {"f": ("2",), "l": ("2",), "w": ()}
+    found = share(chains | {"v": ["1"]}, known=["2"])
+    assert [own.key for own in found.prefixes] == ["1"]
+    assert [found.after(trial) for trial in "flwv"] == [None, None, "1", "1"]
     found = share(chains, known=["1", "other"])
     assert [(own.key, own.starts, own.after) for own in found.prefixes] == [("2", ("1",), None)]
     assert found.after("f") == "2"

@@ -95,7 +95,7 @@ class Prefix:
     starts: tuple[str, ...]
     """Keys of shorter ones that it may begin from, the longest first."""
     after: str | None
-    """The key of the longest that is to be trained before it."""
+    """The longest of `starts`, where that is to be trained too."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,8 @@ class Sharing:
     """By trial, the keys that it may begin from, the longest first."""
 
     def after(self, trial: str) -> str | None:
-        """The key of the longest prefix of a trial that is to be trained before it."""
-        new = {prefix.key for prefix in self.prefixes}
-        return next((key for key in self.starts[trial] if key in new), None)
+        """The longest prefix of a trial, where that is to be trained."""
+        return _first_in(self.starts[trial], {prefix.key for prefix in self.prefixes})
 
 
 def share(chains: Mapping[str, Chain], known: Collection[str] = ()) -> Sharing:
@@ -139,8 +138,9 @@ def share(chains: Mapping[str, Chain], known: Collection[str] = ()) -> Sharing:
         for epochs, key in enumerate(chain, start=1):
             if key in kept and key not in known and key not in found:
                 starts = tuple(_longest_first(chain[: epochs - 1], kept))
-                after = next((own for own in starts if own in found), None)
-                found[key] = Prefix(key, epochs, tuple(users[key]), starts, after)
+                found[key] = Prefix(
+                    key, epochs, tuple(users[key]), starts, _first_in(starts, found)
+                )
     return Sharing(
         tuple(found.values()),
         {trial: tuple(_longest_first(chain, kept)) for trial, chain in chains.items()},
@@ -149,6 +149,11 @@ def share(chains: Mapping[str, Chain], known: Collection[str] = ()) -> Sharing:
 
 def _longest_first(chain: Chain, kept: Collection[str]) -> Iterator[str]:
     return (key for key in reversed(chain) if key in kept)
+
+
+def _first_in(keys: Sequence[str], wanted: Collection[str]) -> str | None:
+    """The first of the keys, if that is wanted."""
+    return keys[0] if keys and keys[0] in wanted else None
 
 
 def _settings(config: Config) -> dict[str, Any]:
