@@ -44,6 +44,35 @@ def test_a_model_below_the_limit_is_refused() -> None:
     assert decision.reasons == ["save AUC on next is 0.5100, below gate.min_auc 0.6"]
 
 
+@pytest.mark.parametrize(
+    ("value", "ends", "status", "reason"),
+    [
+        (0.65, [0.61, 0.7], "passed", "0.6500 (95 % interval 0.6100 to 0.7000), at least"),
+        (0.65, [0.6, 0.7], "passed", "0.6500 (95 % interval 0.6000 to 0.7000), at least"),
+        (
+            *(0.65, [0.59, 0.7], "undecided"),
+            "0.6500 (95 % interval 0.5900 to 0.7000): these data cannot tell whether it is at "
+            "least",
+        ),
+        # The figure alone refuses, whether or not the data could show it.
+        (0.59, [0.5, 0.7], "failed", "0.5900 (95 % interval 0.5000 to 0.7000), below"),
+        (0.5, [0.45, 0.55], "failed", "0.5000 (95 % interval 0.4500 to 0.5500), below"),
+        (0.65, None, "passed", "0.6500, at least"),
+    ],
+)
+def test_a_floor_is_passed_by_the_low_end_of_the_interval_and_failed_by_the_figure(
+    value: float, ends: list[float] | None, status: str, reason: str
+) -> None:
+    tree = holdout(save=value) | {"intervals": {"pooled": {"save": {"auc": ends}}}}
+    decision = decide(FLOOR, {"next": tree}, ["save"])
+    assert decision.rules[0].status == status
+    assert decision.rules[0].reason == f"save AUC on next is {reason} gate.min_auc 0.6"
+    assert [decision.rules[0].low, decision.rules[0].high] == (ends or [None, None])
+    assert decision.passed == (status != "failed")
+    strict = FLOOR.model_copy(update={"undecided": "refuse"})
+    assert decide(strict, {"next": tree}, ["save"]).passed == (status == "passed")
+
+
 def test_a_near_miss_reads_as_a_miss() -> None:
     decision = decide(FLOOR, {"next": holdout(save=0.5999999)}, ["save"])
     assert not decision.passed

@@ -294,6 +294,34 @@ def test_the_comparison_with_the_champion_is_told_slice_by_slice(page: str) -> N
         assert words in text
 
 
+def test_the_first_screen_says_what_its_words_mean(page: str, evaluation: dict[str, Any]) -> None:
+    first, _, rest = page.partition("</header>")
+    text = _Reader(f"{first}</header></main></body></html>").text
+    for words in (
+        "AUC how often a positive is scored above a negative; 0.5 is chance",
+        "pooled over all candidates of a hold-out, whatever their tier",
+        "oracle a scorer that knows the simulator's true probabilities",
+        "undecided the data are too few to tell",
+    ):
+        assert words in text
+    assert 'class="legend"' not in rest
+    # Only what is said there.
+    assert "never_trained" not in text
+    leak = {name: tree | {"trivial": {"never_trained": 0.9}} for name, tree in
+            evaluation["metrics"].items()}  # fmt: skip
+    text = _Reader(render_report(evaluation | {"metrics": leak})).text
+    assert "never_trained a scorer that only knows whether fine-tuning had a positive" in text
+    none = render_report({"metrics": {}, "passed": True})
+    assert 'class="legend"' not in none
+
+
+def test_weighted_requests_are_told(evaluation: dict[str, Any]) -> None:
+    said = "Requests count by the weights that the log gives them."
+    assert said not in _Reader(render_report(evaluation)).text
+    weighted = evaluation | {"dataset": MANIFEST | {"weighted": True}}
+    assert said in _Reader(render_report(weighted)).text
+
+
 def test_a_verdict_without_rules_is_said_with_its_reason() -> None:
     plain = {"metrics": {"next": light(0.75)}}
     for passed, words in ((False, "Refused by"), (True, "Passed")):

@@ -133,7 +133,9 @@ class Gate(Section):
 
     holdout: Literal["next", "in_window"] = "next"
     min_auc: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.5, description="Least pooled AUC of the primary action."
+        0.5,
+        description="Least pooled AUC of the primary action: a lower one is refused, and one whose "
+        "interval holds it is undecided.",
     )
     champion: str = Field(
         "registry",

@@ -3,7 +3,7 @@
 A rule passes where the data show that it is kept, fails where they show that it is broken, and is
 undecided where they could show neither. With the interval of a difference this is a test of
 non-inferiority: passed where the whole interval is on the right side of the bound, failed where it
-is on the wrong one.
+is on the wrong one. `gate.min_auc` alone fails by the figure.
 """
 
 from __future__ import annotations
@@ -111,8 +111,10 @@ def decide(
         DataError: A hold-out of a rule was not scored, or its metrics lack the primary action.
     """
     require_rules(gate, actions)
-    results = [_least_auc(gate, metrics, actions)]
-    refused = results[0].status != "passed"
+    floor = _least_auc(gate, metrics, actions)
+    results = [floor]
+    refused = floor.status == "failed"
+    refused |= floor.status == "undecided" and gate.undecided == "refuse"
     for rule in gate.rules:
         if rule.audit is not None:
             result = _audit(rule, findings)
@@ -176,9 +178,16 @@ def _not_scored(what: str, metrics: Mapping[str, Any]) -> DataError:
 def _least_auc(
     gate: Gate, metrics: Mapping[str, Mapping[str, Any]], actions: Sequence[str]
 ) -> RuleResult:
-    """`gate.min_auc`: a floor, by the figure alone."""
+    """`gate.min_auc`: a floor, below which no model passes, and above which one may be by chance.
+
+    The figure alone refuses: on a small hold-out the interval would hold the floor for any model.
+    Where there is an interval, it must be above the floor for the rule to be passed.
+    """
     figures = primary_figures(gate, metrics, actions)
     value = figures["auc"]
+    pooled = (metrics[gate.holdout].get("intervals") or {}).get("pooled") or {}
+    low, high = (pooled.get(actions[0]) or {}).get("auc") or (None, None)
+    between = "" if low is None else f" (95 % interval {low:.4f} to {high:.4f})"
     name = f"{actions[0]} AUC on {gate.holdout}"
     rule = f"{name} at least {gate.min_auc:g}"
     if value is None or not math.isfinite(value):
@@ -187,11 +196,16 @@ def _least_auc(
             f"{figures.get('candidates', 0)} candidates"
         )
         return RuleResult(rule, "failed", why, bound=gate.min_auc)
+    least = f"gate.min_auc {gate.min_auc:g}"
+    status: Status = "passed"
     if value < gate.min_auc:
-        why = f"{name} is {_apart(value, gate.min_auc)}, below gate.min_auc {gate.min_auc:g}"
-        return RuleResult(rule, "failed", why, value, bound=gate.min_auc)
-    why = f"{name} is {value:.4f}, at least gate.min_auc {gate.min_auc:g}"
-    return RuleResult(rule, "passed", why, value, bound=gate.min_auc)
+        status, why = "failed", f"{_apart(value, gate.min_auc)}{between}, below {least}"
+    elif low is not None and low < gate.min_auc:
+        status = "undecided"
+        why = f"{value:.4f}{between}: these data cannot tell whether it is at least {least}"
+    else:
+        why = f"{value:.4f}{between}, at least {least}"
+    return RuleResult(rule, status, f"{name} is {why}", value, low, high, gate.min_auc)
 
 
 def _audit(rule: GateRule, findings: Sequence[AuditFinding]) -> RuleResult:

@@ -1,7 +1,8 @@
 """The report: one self-contained HTML page, made from `evaluation.json` alone.
 
 Hold-outs are in `report_holdout`, the gate and the champion in `report_verdict`, words on the
-metrics in `findings`, drawings in `plots`, `epoch_plots` and `dots`, the page in `report*.j2`.
+metrics in `findings`, what words mean in `legend`, drawings in `plots`, `epoch_plots` and `dots`,
+the page in `report*.j2`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from thawline.evaluation import (
 )
 from thawline.evaluation.diagnostics import test_loss
 from thawline.evaluation.finding import primary
+from thawline.evaluation.legend import legend
 
 Tree = Mapping[str, Any]
 
@@ -72,24 +74,35 @@ def render_report(evaluation: Tree) -> str:
     )
     champion: Tree | None = evaluation.get("champion")
     action = next(filter(None, map(primary, metrics.values())), None)
+    happened = findings.summary(
+        metrics,
+        len(epochs),
+        recipe=model.get("recipe"),
+        data_version=_short(model.get("data_version") or (dataset or {}).get("data_version")),
+    )
+    if dataset is not None and dataset.get("weighted"):
+        happened.append("Requests count by the weights that the log gives them.")
+    better = report_verdict.is_better(evaluation, list(metrics), action)
+    worries = [
+        *report_verdict.worries(evaluation, sampled=sampled),
+        *(finding.text for finding in found if finding.level == "warning"),
+    ]
+    tiles = [tile for name, tree in metrics.items() if (tile := report_holdout.tile(name, tree))]
+    beside = ["AUC, pooled, head"] * bool(tiles)
+    beside += ["oracle"] * any(tile["oracle"] is not None for tile in tiles)
+    rules = report_verdict.gate_view(evaluation.get("gate"))
+    beside += [str(rule["status"]) for rule in rules]
     return _template().render(
         title=evaluation.get("title") or "Ranker",
-        happened=findings.summary(
-            metrics,
-            len(epochs),
-            recipe=model.get("recipe"),
-            data_version=_short(model.get("data_version") or (dataset or {}).get("data_version")),
-        ),
-        better=report_verdict.is_better(evaluation, list(metrics), action),
-        worries=[
-            *report_verdict.worries(evaluation, sampled=sampled),
-            *(finding.text for finding in found if finding.level == "warning"),
-        ],
+        happened=happened,
+        better=better,
+        worries=worries,
+        legend=legend([*happened, *better, *worries, *beside]),
         passed=evaluation.get("passed"),
         reasons=evaluation.get("reasons") or (),
-        rules=report_verdict.gate_view(evaluation.get("gate")),
+        rules=rules,
         champion=report_verdict.champion_view(champion, action) if champion else None,
-        tiles=[tile for name, tree in metrics.items() if (tile := report_holdout.tile(name, tree))],
+        tiles=tiles,
         holdouts=[
             report_holdout.holdout_view(name, tree, epochs, windows, tracks, sampled=sampled)
             | {"notes": [item for item in found if item.level == "note" and item.holdout == name]}
