@@ -7,7 +7,7 @@ from conftest import TINY_FEED
 
 from thawline.config import parse_config
 from thawline.stages import study_trial
-from thawline.stages.experiment import run
+from thawline.stages.experiment import failures_of, run
 from thawline.stages.study_files import read_result, write_task
 from thawline.study.experiments import EXPERIMENTS, accumulation, staleness
 from thawline.study.trials import read_study
@@ -101,13 +101,12 @@ def test_a_rate_that_diverges_is_a_finding_of_staleness(ran, monkeypatch):
     monkeypatch.setattr(staleness, "ADAPTIVE", {"lazy Adam": "lazy-adam"})
     feed = TINY_FEED["simulate"] | {"zipf": 3.0}
     outcome, (rates, _) = ran("staleness", study={"seeds": [0]}, simulate=feed)
-    assert {trial["arm"] for trial in outcome.failed} == {
-        "SGD x 1e+06, 0 late",
-        "SGD x 1e+06, 4 late",
-    }
-    answers = EXPERIMENTS["staleness"].answers
-    assert all(answers(trial["error"]) for trial in outcome.failed)
-    assert rates.words[0] == "0 updates late: stable up to x 0.01, diverged at x 1e+06."
+    # Lookups that miss four updates end the short epoch before a loss is infinite.
+    assert [trial["arm"] for trial in outcome.failed] == ["SGD x 1e+06, 0 late"]
+    assert not failures_of(EXPERIMENTS["staleness"], outcome)
+    assert rates.words[:2] == [
+        f"{late} updates late: stable up to x 0.01, diverged at x 1e+06." for late in (0, 4)
+    ]
 
 
 def test_accumulation(ran, monkeypatch):

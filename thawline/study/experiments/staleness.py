@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -39,7 +40,8 @@ SLOWER = 0.25
 """Its multipliers over those of the first."""
 MOST_ZIPF = 3.0
 RUINED = 2.0
-"""Normalized entropy at which rows have run away, though no number is infinite yet."""
+"""Log loss over that of an adaptive optimizer at which rows have run away, though no number is
+infinite yet."""
 
 _NOT_FINITE = re.compile(r"\b(nan|inf|infinite)\b", re.IGNORECASE)
 
@@ -116,10 +118,11 @@ def stable(one: Reading, arm: str) -> bool | None:
     ended = [trial for trial in one.facts["trials"] if trial["arm"] == name]
     if any(diverged(trial.get("error") or "") for trial in ended):
         return False
-    entropy = one.of("normalized_entropy").final(arm)
-    if not entropy:
+    loss = one.of("log_loss")
+    own, usual = loss.final(arm), loss.final(arm_name(next(iter(ADAPTIVE)), 0, _end(arm)))
+    if not own:
         return None
-    return max(entropy.values()) < RUINED
+    return all(value < RUINED * usual.get(seed, math.inf) for seed, value in own.items())
 
 
 def largest_stable(one: Reading, late: int, end: str = "") -> tuple[float | None, float | None]:
@@ -178,10 +181,10 @@ def _stability(one: Reading, end: str, title: str, stale: list[int]) -> Section:
         else:
             words.append(f"{late} updates late: stable up to x {last:g}, diverged at x {broken:g}.")
     words.append(
-        "A rate diverged if in any seed a number was infinite or none, or the normalized entropy "
-        f"ended at {RUINED:g} or above. Rates double from one to the next, so that what is found "
-        "is known to within a factor of two; the bound is for a quadratic basin, and says by which "
-        "factor the largest rate falls."
+        "A rate diverged if in any seed a number was infinite or none, or the log loss ended at "
+        f"{RUINED:g} times that of {next(iter(ADAPTIVE))} or above. Rates double from one to the "
+        "next, so that what is found is known to within a factor of two; the bound is for a "
+        "quadratic basin, and says by which factor the largest rate falls."
     )
     columns = [
         "updates late",
