@@ -307,11 +307,17 @@ def test_the_page_loads_nothing(study):
 def test_several_studies_have_a_table_each_without_a_script(study):
     facts, table = study
     page = render_explorer(
-        [("Timing", facts, table), ("Leak", facts, table)], pages={"Timing": "timing/study.html"}
+        [("Timing", facts, table), ("Leak", facts, table)],
+        pages={"Timing": "timing/study.html"},
+        questions={"Leak": "Does <it> leak?"},
+        others={"Measured": "measured/study.html"},
     )
     assert [each["name"] for each in data_of(page)] == ["Timing", "Leak"]
     assert [each["href"] for each in data_of(page)] == ["timing/study.html", None]
+    assert [each["question"] for each in data_of(page)] == ["", "Does <it> leak?"]
     assert page.count('<a href="timing/study.html">Timing</a>') == 1
+    assert page.count('<a href="measured/study.html">Measured</a>') == 1
+    assert page.count("Does &lt;it&gt; leak?") == 1
     row = next(
         row
         for row in compare_arms(facts, table)

@@ -192,7 +192,7 @@ def run_all(
 
 def write_index(store: Path) -> Path | None:
     """Makes the front page over the experiments that were run; None where there is none."""
-    studies, pages, others = [], {}, {}
+    studies, pages, questions, others = [], {}, {}, {}
     for experiment in EXPERIMENTS.values():
         folder = store / experiment.name
         if (folder / MEASURED).exists():
@@ -205,10 +205,11 @@ def write_index(store: Path) -> Path | None:
             continue
         studies.append((experiment.title, facts, table))
         pages[experiment.title] = f"{experiment.name}/{REPORT}"
+        questions[experiment.title] = experiment.question
     if not studies:
         return None
     partial = store / f".{INDEX}.partial"
-    text = render_explorer(studies, pages=pages, others=others)
+    text = render_explorer(studies, pages=pages, questions=questions, others=others)
     partial.write_text(text, encoding="utf-8")
     partial.rename(store / INDEX)
     return store / INDEX

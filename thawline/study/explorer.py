@@ -27,6 +27,7 @@ def render_explorer(
     *,
     title: str = "Experiments",
     pages: Mapping[str, str] | None = None,
+    questions: Mapping[str, str] | None = None,
     others: Mapping[str, str] | None = None,
 ) -> str:
     """The front page of several studies, self-contained.
@@ -37,20 +38,22 @@ def render_explorer(
         studies: Each with its name (its title for a reader), `study.json` and `trials.parquet`.
         title: Of the page.
         pages: By name of a study, where its own page lies from this one.
+        questions: By name of a study, what it asks.
         others: Further pages without a study, by name.
     """
-    pages = pages or {}
+    pages, questions = pages or {}, questions or {}
     return (
         _environment()
         .get_template("explorer.html.j2")
         .render(
             title=title,
-            explorer=explorer_section(studies, pages=pages),
+            explorer=explorer_section(studies, pages=pages, questions=questions),
             others=others or {},
             studies=[
                 {
                     "name": name,
                     "page": pages.get(name),
+                    "question": questions.get(name, ""),
                     "what": f"{facts['action']} {formatting.label(facts['metric'])} on "
                     f"{facts['holdout']}, all candidates",
                     "rows": _main(facts, table),
@@ -62,16 +65,23 @@ def render_explorer(
 
 
 def explorer_section(
-    studies: Sequence[tuple[str, Tree, pa.Table]], *, pages: Mapping[str, str] | None = None
+    studies: Sequence[tuple[str, Tree, pa.Table]],
+    *,
+    pages: Mapping[str, str] | None = None,
+    questions: Mapping[str, str] | None = None,
 ) -> Markup:
     """The explorer itself, to stand in a page that has `report.style.j2` and `explorer.style.j2`.
 
     Args:
         studies: As of `render_explorer`.
         pages: As of `render_explorer`.
+        questions: As of `render_explorer`.
     """
-    pages = pages or {}
-    found = [study_data(name, facts, table, pages.get(name)) for name, facts, table in studies]
+    pages, questions = pages or {}, questions or {}
+    found = [
+        study_data(name, facts, table, href=pages.get(name), question=questions.get(name, ""))
+        for name, facts, table in studies
+    ]
     data = embedded({"studies": [each for each in found if each["figures"]]})
     text = _environment().get_template("explorer.section.j2").render(data=data)
     # Safe: the template has nothing of its own, and `embedded` leaves nothing that HTML would read.
@@ -88,15 +98,16 @@ def embedded(tree: Any) -> Markup:
 
 
 def _main(facts: Tree, table: pa.Table) -> list[dict[str, str]]:
-    """The study's own metric, an arm a row."""
+    """The study's own metric, an arm or a contrast a row."""
     key = (facts["holdout"], facts["action"], "pooled", facts["metric"])
     return [
         {
             "arm": row["arm"],
-            "mean": formatting.figure(row["mean"]),
-            "sd": formatting.figure(row["sd"]),
+            # A contrast is a difference itself, and has no mean beside it.
+            "mean": formatting.DASH if row["contrast"] else formatting.figure(row["mean"]),
+            "sd": formatting.DASH if row["contrast"] else formatting.figure(row["sd"]),
             "difference": formatting.signed(row.get("difference"))
-            if row["baseline"]
+            if row["baseline"] or row["contrast"]
             else formatting.DASH,
             "words": row.get("words") or "",
         }

@@ -44,7 +44,9 @@ Values = dict[Key, dict[str, dict[int, float]]]
 """By figure, arm and seed."""
 
 
-def study_data(name: str, facts: Tree, table: pa.Table, href: str | None = None) -> dict[str, Any]:
+def study_data(
+    name: str, facts: Tree, table: pa.Table, *, href: str | None = None, question: str = ""
+) -> dict[str, Any]:
     """All that the explorer shows of one study, JSON-able.
 
     Args:
@@ -52,6 +54,7 @@ def study_data(name: str, facts: Tree, table: pa.Table, href: str | None = None)
         facts: `study.json`. `exposure` and `resolved` of its arms may be missing.
         table: `trials.parquet`. The rows of the hold-out `training` may be missing.
         href: Of the study's own page.
+        question: What it asks.
 
     Returns:
         `values[figure][slice]`: a list an arm, in it a value a seed or None, exactly those of the
@@ -71,6 +74,7 @@ def study_data(name: str, facts: Tree, table: pa.Table, href: str | None = None)
     found: dict[str, Any] = {
         "name": name,
         "href": href,
+        "question": question,
         "metric": facts["metric"],
         "action": facts["action"],
         "holdout": facts["holdout"],
