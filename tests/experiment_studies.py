@@ -79,7 +79,8 @@ def reading(study):
     return one
 
 
-def rows_of(section):
-    """The cells of a section's tables, by the name of each row; the last table wins."""
-    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", str(section.html))
+def rows_of(section, number=0):
+    """The cells of one of a section's tables, by the name of each row."""
+    table = re.findall(r"<table>.*?</table>", str(section.html), re.DOTALL)[number]
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", table)
     return {name: re.findall(r"<td>(.*?)</td>", cells) for name, cells in rows}

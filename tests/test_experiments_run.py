@@ -104,6 +104,10 @@ def test_a_rate_that_diverges_is_a_finding_of_staleness(ran, monkeypatch):
     # Lookups that miss four updates end the short epoch before a loss is infinite.
     assert [trial["arm"] for trial in outcome.failed] == ["SGD x 1e+06, 0 late"]
     assert not failures_of(EXPERIMENTS["staleness"], outcome)
+    page = (outcome.folder / "study.html").read_text(encoding="utf-8")
+    worries = page.partition("What to worry about")[2].partition("</dl>")[0]
+    assert "With 1 seed" in worries
+    assert "SGD" not in worries
     assert rates.words[:2] == [
         f"{late} updates late: stable up to x 0.01, diverged at x 1e+06." for late in (0, 4)
     ]

@@ -56,7 +56,7 @@ def render(facts: Tree, rows: Sequence[Tree], table: pa.Table | None = None) -> 
         explorer="" if table is None else explorer_section([("this study", facts, table)]),
         happened=_happened(facts),
         found=summary(facts, rows),
-        worries=_worries(facts, failed),
+        worries=_worries(facts, failed, experiment),
         metric=formatting.label(metric),
         action=action,
         holdouts=[
@@ -151,7 +151,9 @@ def _happened(facts: Tree) -> list[str]:
     return sentences
 
 
-def _worries(facts: Tree, failed: Sequence[Tree]) -> list[str]:
+def _worries(facts: Tree, failed: Sequence[Tree], experiment: Experiment | None) -> list[str]:
+    if experiment is not None:
+        failed = [trial for trial in failed if not experiment.answers(trial["error"] or "")]
     worries = [f"{trial['arm']}, seed {trial['seed']} failed: {trial['error']}" for trial in failed]
     pairs = len(facts["seeds"])
     if pairs < DECIDING:

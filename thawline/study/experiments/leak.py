@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from markupsafe import Markup
+
 from thawline.config import Config
 from thawline.evaluation import formatting
 from thawline.study.experiments import parts
@@ -117,25 +119,6 @@ def _sections(one: Reading) -> list[Section]:
         "levels do not. An impression without an action counts for nothing here: negatives are "
         "drawn, in a log with impressions as well."
     )
-    rows = []
-    for piece in one.slices:
-        row = [piece]
-        for rate in rates:
-            row += [
-                parts.mean_sd(pairs(one.sum_of(gap_weights(negatives, rate), piece)))
-                for negatives in (LEAKING, CLOSED)
-            ]
-            share = share_made(one, piece, rate)
-            row.append(formatting.DASH if share is None else f"{share:.0%}")
-        rows.append(row)
-    columns = [
-        f"frozen minus co-train, {one.figure}",
-        *(
-            f"{heading}{rate}"
-            for rate in rates
-            for heading in ("with the leak", "without", "share that the leak makes")
-        ),
-    ]
     plots = parts.beside(
         *(
             parts.dots(
@@ -150,9 +133,39 @@ def _sections(one: Reading) -> list[Section]:
         )
     )
     return [
-        Section("The gap with and without the leak", words, plots + parts.table(columns, rows)),
+        Section(
+            "The gap with and without the leak",
+            words,
+            plots + Markup("\n").join(_gaps(one, rate) for rate in rates),
+        ),
         _logits(one.of("positive_logit"), rates),
     ]
+
+
+def _gaps(one: Reading, rate: str) -> Markup:
+    """A table of the gaps at one rate by slice."""
+    rows = []
+    for piece in one.slices:
+        share = share_made(one, piece, rate)
+        rows.append(
+            [
+                piece,
+                *(
+                    parts.mean_sd(pairs(one.sum_of(gap_weights(negatives, rate), piece)))
+                    for negatives in (LEAKING, CLOSED)
+                ),
+                parts.mean_sd(pairs(one.sum_of(added_weights(rate), piece))),
+                formatting.DASH if share is None else f"{share:.0%}",
+            ]
+        )
+    columns = [
+        f"{GAP}{rate}, {one.figure}",
+        "with the leak",
+        "without",
+        MADE,
+        "share that the leak makes",
+    ]
+    return parts.table(columns, rows)
 
 
 def _logits(one: Reading, rates: list[str]) -> Section:

@@ -108,7 +108,8 @@ def _page(facts: Tree, table: pa.Table, rows: Sequence[Tree]) -> list[Section]:
         f"Measured on {measured['device']} with {_threads(measured['threads'])}, torch "
         f"{measured['torch']}, width {measured['dim']}, float32; the shortest of several runs that "
         "took turns. With model.small_table_backward=auto training measures its own shapes once "
-        "and takes the quicker way."
+        "and takes the quicker way. Errors are the largest distance from the sum in float64, over "
+        "its largest entry."
     )
     columns = ["", "one-hot, ms", "scatter, ms", "one-hot / scatter", "one-hot error", "scatter"]
     plot = parts.figure(
@@ -116,10 +117,7 @@ def _page(facts: Tree, table: pa.Table, rows: Sequence[Tree]) -> list[Section]:
         _plot(series),
         "By rows of the table, a line a number of lookups; below 1 the product is quicker.",
     )
-    note = "Errors: the largest distance from the sum in float64, over its largest entry."
-    return [
-        Section("Where the backward changes hands", words, plot + parts.table(columns, lines, note))
-    ]
+    return [Section("Where the backward changes hands", words, plot + parts.table(columns, lines))]
 
 
 def _threads(count: int) -> str:

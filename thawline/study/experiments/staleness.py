@@ -199,7 +199,9 @@ def _stability(one: Reading, end: str, title: str, stale: list[int]) -> Section:
 
 def _harm(one: Reading, end: str, title: str, stale: list[int]) -> Section:
     loss = one.of("log_loss")
-    names = dict.fromkeys(arm.partition(",")[0] for arm in one.arms if _end(arm) == end)
+    known = {arm.partition(",")[0] for arm in one.arms if _end(arm) == end}
+    rates = sorted({rate for late in stale for rate in multipliers(late, end)})
+    names = [name for name in (*ADAPTIVE, *map(sgd, rates)) if name in known]
     words, rows, plotted = [], [], {}
     for name in names:
         row = [name]
