@@ -1,4 +1,4 @@
-"""`thawline study`: configs against each other over several seeds, on one dataset."""
+"""`thawline study`: configs against each other over several seeds, paired by seed."""
 
 from __future__ import annotations
 
