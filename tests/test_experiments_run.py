@@ -128,3 +128,5 @@ def test_small_tables_are_measured_without_a_dataset(ran_of, tmp_path):
     assert "What others report" in page
     assert "one-hot / scatter" in page
     assert not (tmp_path / "experiments" / "datasets").exists()
+    front = (tmp_path / "experiments" / "index.html").read_text(encoding="utf-8")
+    assert 'href="small-tables/study.html"' in front

@@ -197,6 +197,7 @@ def write_index(store: Path) -> Path | None:
         folder = store / experiment.name
         if (folder / MEASURED).exists():
             others[experiment.title] = f"{experiment.name}/{REPORT}"
+            questions[experiment.title] = experiment.question
         if not (folder / FACTS).exists():
             continue
         try:
@@ -206,7 +207,7 @@ def write_index(store: Path) -> Path | None:
         studies.append((experiment.title, facts, table))
         pages[experiment.title] = f"{experiment.name}/{REPORT}"
         questions[experiment.title] = experiment.question
-    if not studies:
+    if not studies and not others:
         return None
     partial = store / f".{INDEX}.partial"
     text = render_explorer(studies, pages=pages, questions=questions, others=others)

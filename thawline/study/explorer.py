@@ -38,7 +38,7 @@ def render_explorer(
         studies: Each with its name (its title for a reader), `study.json` and `trials.parquet`.
         title: Of the page.
         pages: By name of a study, where its own page lies from this one.
-        questions: By name of a study, what it asks.
+        questions: By name of a study or of another page, what it asks.
         others: Further pages without a study, by name.
     """
     pages, questions = pages or {}, questions or {}
@@ -49,6 +49,7 @@ def render_explorer(
             title=title,
             explorer=explorer_section(studies, pages=pages, questions=questions),
             others=others or {},
+            questions=questions,
             studies=[
                 {
                     "name": name,
