@@ -123,6 +123,16 @@ def test_a_feed_is_read_as_positives_whose_negatives_leak_or_not():
     assert len({data_key(own) for own in arms.values()}) == 1
 
 
+def test_rows_that_say_that_an_item_was_shown_are_left_out():
+    own = parse_config(
+        "events: {path: a, actions: {click: {column: what, equals: click}}, impression: {column: "
+        "what, equals: [view, seen]}, request_gap_seconds: 60, ignored_actions: [hover, view]}"
+    )
+    for trial in Design.of(LEAK.lay_out(own)).trials():
+        assert trial.config.events.by_word == {"what": {"click", "hover", "view", "seen"}}
+        assert trial.config.events.impression is None
+
+
 def test_a_log_of_positives_keeps_its_dataset():
     own = load_config(NEWS)
     trials = Design.of(LEAK.lay_out(own)).trials()

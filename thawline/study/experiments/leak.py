@@ -52,9 +52,13 @@ def added_weights(rate: str = "") -> dict[str, float]:
 
 def without_impressions(config: Config) -> Changes:
     """What makes a log of impressions one of positives, whose negatives have to be drawn."""
-    if not config.events.impressions:
+    events = config.events
+    if not events.impressions:
         return {}
+    shown = events.impression.words if events.impression is not None else []
     return {
+        # Rows that say no more than that an item was shown.
+        "events.ignored_actions": list(dict.fromkeys([*events.ignored_actions, *shown])),
         "events.columns.request_id": None,
         "events.columns.position": None,
         "events.request_gap_seconds": None,
