@@ -15,6 +15,16 @@ NETWORK = "network"
 MOST_POINTS = 60
 """Of a drawn learning-rate curve."""
 
+RESOLVED = {
+    "recipe": "finetune.recipe",
+    "table_learning_rate": "tables.item.learning_rate",
+    "optimizer": "tables.item.optimizer",
+    "adapter": "model.adapter",
+    "epochs": "finetune.epochs",
+    "staleness": "finetune.staleness",
+}
+"""Config keys of what `study.json` says of an arm as `resolved`."""
+
 Tree = Mapping[str, Any]
 
 
@@ -166,11 +176,16 @@ def _moving(share: float, trains: bool) -> tuple[str, str]:
 
 
 def _settings(arm: Tree) -> list[list[str]]:
-    """What the arm's own config says, for a reader, and what the arm itself sets."""
-    known = (arm.get("resolved") or {}).items()
+    """What the arm's own config says, for a reader, and what else the arm sets."""
+    known = {key: value for key, value in (arm.get("resolved") or {}).items() if value is not None}
+    said = {RESOLVED[key] for key in known if key in RESOLVED}
     return [
-        *([key.replace("_", " "), as_text(value)] for key, value in known if value is not None),
-        *([key, as_text(value)] for key, value in arm.get("changes", arm["values"]).items()),
+        *([key.replace("_", " "), as_text(value)] for key, value in known.items()),
+        *(
+            [key, as_text(value)]
+            for key, value in arm.get("changes", arm["values"]).items()
+            if key not in said
+        ),
     ]
 
 
