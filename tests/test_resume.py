@@ -279,6 +279,20 @@ def test_checkpoints_at_a_url_outlive_the_machine(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", ["replay", "fresh"])
+def test_a_run_whose_epochs_show_a_part_goes_on_within_it(run, at_step, tiny_dataset, examples):
+    expected = run("unbroken", examples=examples, batch_size=32)
+    part = tiny_dataset.manifest.requests["train"] // 2
+    assert [epoch["requests"] for epoch in expected[1]] == [part, part]
+    steps = -(-part // 32)
+    at_step(steps + 3, kill)
+    with pytest.raises(KeyboardInterrupt):
+        run("m", examples=examples, batch_size=32)
+    at_step(-1, kill)
+
+    require_same(run("m", examples=examples, batch_size=32), expected)
+
+
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_that_gets_a_signal_goes_on_when_the_command_is_called_again(
     tiny_dataset, table, tmp_path, sign
