@@ -16,8 +16,9 @@ from thawline.study.experiments.base import (
     several_epochs,
     unless,
 )
-from thawline.study.experiments.reading import Reading, each, said
+from thawline.study.experiments.reading import SLICES, Reading, each, said
 
+TIERS = SLICES[1:]
 ONE_EPOCH = "one epoch"
 CO_TRAIN, FROZEN = "co-train", "frozen"
 PATHS: dict[str, list[str]] = {
@@ -58,6 +59,10 @@ def _sections(one: Reading) -> list[Section]:
     )
     against = {arm: (arm, ONE_EPOCH) for arm in arms}
     rows = [[arm, *cells] for arm, *cells in zip(arms, *_columns(one, against), strict=True)]
+    more = [
+        [arm, parts.mean_sd(one.last_change(arm)), *(parts.drift(one, arm, tier) for tier in TIERS)]
+        for arm in arms
+    ]
     plot = parts.lines_by_epoch(
         {arm: one.by_epoch(arm) for arm in arms},
         f"{one.figure} after each epoch, by open path",
@@ -75,17 +80,8 @@ def _sections(one: Reading) -> list[Section]:
                 ),
                 parts.dots({arm: one.difference(arm, ONE_EPOCH) for arm in arms}, "Pooled"),
             )
-            + parts.table(
-                ["open paths", *one.slices, "last epoch", "tail drift"],
-                [
-                    [
-                        *row,
-                        parts.mean_sd(one.last_change(row[0])),
-                        parts.drift(one, row[0], "tail"),
-                    ]
-                    for row in rows
-                ],
-            ),
+            + parts.table(["against one epoch", *one.slices], rows)
+            + parts.table(["open paths", "last epoch", *(f"{tier} drift" for tier in TIERS)], more),
         )
     ]
 

@@ -77,7 +77,7 @@ def _sections(one: Reading) -> list[Section]:
     metric = one.facts["metric"]
     ways = list(dict.fromkeys(arm.rpartition(", ")[0] for arm in one.arms))
     dense = arm_name(DENSE_ADAM, "co-train")
-    words, rows = [], []
+    words, rows, more = [], [], []
     for way in ways:
         together, late = (arm_name(way, recipe) for recipe in RECIPES)
         drifted = one.drift(together, "tail")
@@ -95,6 +95,11 @@ def _sections(one: Reading) -> list[Section]:
                 parts.mean_sd(one.difference(together, dense)) if together != dense else "",
                 parts.mean_sd(one.last_change(together)),
                 parts.mean_sd(one.difference(late, together)),
+            ]
+        )
+        more.append(
+            [
+                way,
                 *(parts.mean_sd(one.difference(late, together, tier)) for tier in ("tail", "cold")),
                 parts.drift(one, together, "tail"),
                 parts.drift(one, late, "tail"),
@@ -106,10 +111,13 @@ def _sections(one: Reading) -> list[Section]:
         "against dense Adam",
         "in the last epoch",
         "freezing gains",
-        "tail",
-        "cold",
+    ]
+    more_columns = [
+        "item rows",
+        "freezing gains on tail items",
+        "on cold ones",
         "tail drift, co-train",
-        "until last",
+        "freeze-until-last",
     ]
     plots = parts.beside(
         parts.dots(
@@ -124,7 +132,8 @@ def _sections(one: Reading) -> list[Section]:
             "What freezing until the last epoch gains, pooled",
         ),
     )
-    return [Section("Optimizer against schedule", words, plots + parts.table(columns, rows))]
+    tables = parts.table(columns, rows) + parts.table(more_columns, more)
+    return [Section("Optimizer against schedule", words, plots + tables)]
 
 
 def _trains_rows(config: Config) -> str | None:

@@ -14,14 +14,14 @@ from matplotlib.ticker import MaxNLocator
 
 from thawline.evaluation import formatting
 from thawline.evaluation.dots import Dot, Scale, dot_plot
-from thawline.evaluation.drawing import ACCENT, INK, MUTED, SLICES, drawing, svg
+from thawline.evaluation.drawing import INK, MUTED, SLICES, drawing, svg
 from thawline.evaluation.epoch_plots import label_ends, with_gaps
 from thawline.study.experiments.reading import Reading
 from thawline.study.statistics import Paired
 
 LEAST_PAIRS = 3
 """Fewer make an interval that says nothing and hides the rest of a plot."""
-_COLORS = (INK, *(SLICES[name] for name in ("head", "tail", "torso", "cold")), ACCENT, MUTED)
+_COLORS = (INK, *(SLICES[name] for name in ("head", "tail", "torso", "cold")), MUTED)
 _DASHES = ("-", (0, (5, 2)))
 
 
@@ -154,7 +154,7 @@ def drift(one: Reading, arm: str, tier: str) -> str:
 
 
 def _look(place: int) -> tuple[str, Any]:
-    """Colour and dashes of the line at a place, none of which come twice in fourteen."""
+    """Colour and dashes of the line at a place, none of which come twice in twelve."""
     turn, which = divmod(place, len(_COLORS))
     return _COLORS[which], _DASHES[turn % len(_DASHES)]
 
