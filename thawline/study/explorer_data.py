@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ FIGURES = (
 SLICES = ("pooled", "warm", "head", "torso", "tail", "cold")
 TRAINING = "training"
 """Hold-out of the rows that are no figures of a hold-out: drift and seconds."""
-ALL_PAIRS = 48
+ALL_PAIRS = 24
 """Arms up to which all are compared with all; beyond, with those that differ in one dimension."""
 
 Key = tuple[str, str, str, str]
@@ -181,7 +182,7 @@ def _compared(
                 # Of the first arm against the second, and the other way round.
                 "words": [
                     words(found, figure),
-                    words(paired([-each for each in differences]), figure),
+                    words(replace(found, mean=-found.mean), figure),
                 ],
             }
         )
@@ -234,7 +235,7 @@ def _seconds(finals: Values, facts: Tree, names: Sequence[str]) -> dict[str, Any
     }
 
 
-def _in_order(names: Iterator[str] | Mapping[str, Any] | Any, order: Sequence[str]) -> list[str]:
+def _in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
     """Each name once: those that have a place in the order first."""
     known = list(dict.fromkeys(names))
     return sorted(known, key=lambda name: order.index(name) if name in order else len(order))
