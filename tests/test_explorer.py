@@ -21,7 +21,7 @@ from thawline.study.comparison import compare_arms
 from thawline.study.design import Design, dimensions_of
 from thawline.study.explorer import embedded, render_explorer
 from thawline.study.explorer_arms import dimensions_of as explored_dimensions
-from thawline.study.explorer_arms import exposure_of
+from thawline.study.explorer_arms import exposure_of, timelines_of
 from thawline.study.explorer_data import study_data
 from thawline.study.trials import tidy, write_study
 from thawline.training.recipes import make_schedule
@@ -234,6 +234,21 @@ def test_exposure_is_said_in_words(study, recipe, replayed, moving):
     if recipe == "co-train":
         assert exposure_of(partly)["replayed"][0]["value"] == "67%"
         assert "50% of the network's training" in exposure_of(partly)["moving"][0]["words"]
+
+
+def test_components_that_train_alike_share_a_line_of_the_timeline():
+    config = parse_config(
+        "simulate: {}\ntables: {user: {column: user_id}}", ["finetune.recipe=stratified"]
+    )
+    schedule = describe(
+        make_schedule(config, []), ["dense", "item", "history_action", "ctx_hour", "user"]
+    )
+    (drawn,), places = timelines_of({"arms": [{"schedule": schedule}, {"schedule": None}]})
+    lines = {line["name"]: line["spans"] for line in drawn["lines"]}
+    assert [*lines][-1] == "network"
+    assert lines["network"] == [[[0, 1], [3, 1]]]
+    assert lines["item tail, user tail rows"] == [[[2, 1], [3, 1]]]
+    assert (drawn["epochs"], places) == (3, [0, None])
 
 
 def test_studies_that_know_no_exposure_drift_or_seconds_have_a_page(study):

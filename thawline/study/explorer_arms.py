@@ -139,9 +139,13 @@ def _tables(described: Tree | None) -> list[str]:
 
 def _named(line: dict[str, Any]) -> dict[str, Any]:
     names = line.pop("names")
-    name = f"{', '.join(names)} table{'s' if len(names) > 1 else ''}"
+    name = ", ".join(names)
     if line["kind"] == NETWORK:
-        name = "network" if len(names) > 2 else ", ".join(names)
+        name = "network" if len(names) > 2 else name
+    elif line["kind"] == "table":
+        name += " tables" if len(names) > 1 else " table"
+    else:
+        name += " rows"
     return {"name": name, "of": ", ".join(names), **line}
 
 
