@@ -4,11 +4,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import TINY_FEED
+from experiment_runs import in_process
 
 from thawline.config import parse_config
-from thawline.stages import study_trial
 from thawline.stages.experiment import failures_of, run
-from thawline.stages.study_files import read_result, write_task
 from thawline.study.experiments import EXPERIMENTS, accumulation, staleness
 from thawline.study.trials import read_study
 
@@ -22,12 +21,6 @@ SMALL = {
     # At one rate alone, so that there are fewer arms.
     "study": {"seeds": [0], "grid": {"tables.item.learning_rate": [0.02]}},
 }
-
-
-def in_process(job, stop):
-    write_task(job.folder, job.task, job.config)
-    study_trial.main(job.folder)
-    return read_result(job.folder)
 
 
 @pytest.fixture
