@@ -123,7 +123,7 @@ def test_rates_of_which_none_or_all_diverged_are_said_to_be_so():
     assert largest_stable(one, 1) == (None, 0.5)
     rates, _ = STALENESS.page(*study)
     assert rates.words[0] == "0 updates late: no rate diverged, up to x 8."
-    assert rates.words[1] == "1 updates late: every rate diverged, from x 0.5 on."
+    assert rates.words[1] == "1 update late: every rate diverged, from x 0.5 on."
     assert rows_of(rates)["1"][0] == DASH
 
 

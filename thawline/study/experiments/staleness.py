@@ -173,13 +173,13 @@ def _stability(one: Reading, end: str, title: str, stale: list[int]) -> Section:
             ]
         )
         if last is None and broken is None:
-            words.append(f"{late} updates late: no trial has ended.")
+            words.append(f"{_late(late)}: no trial has ended.")
         elif broken is None:
-            words.append(f"{late} updates late: no rate diverged, up to x {last:g}.")
+            words.append(f"{_late(late)}: no rate diverged, up to x {last:g}.")
         elif last is None:
-            words.append(f"{late} updates late: every rate diverged, from x {broken:g} on.")
+            words.append(f"{_late(late)}: every rate diverged, from x {broken:g} on.")
         else:
-            words.append(f"{late} updates late: stable up to x {last:g}, diverged at x {broken:g}.")
+            words.append(f"{_late(late)}: stable up to x {last:g}, diverged at x {broken:g}.")
     words.append(
         "A rate diverged if in any seed a number was infinite or none, or the log loss ended at "
         f"{RUINED:g} times that of {next(iter(ADAPTIVE))} or above. Rates double from one to the "
@@ -240,6 +240,10 @@ def _harm(one: Reading, end: str, title: str, stale: list[int]) -> Section:
 
 def _loss(loss: Reading, arm: str) -> str:
     return formatting.figure(loss.mean(arm))
+
+
+def _late(updates: int) -> str:
+    return f"{updates} update{'s' * (updates != 1)} late"
 
 
 def _times(multiplier: float | None) -> str:
