@@ -74,6 +74,7 @@ def test_a_key_or_value_that_no_config_can_have_is_named_before_anything_runs(gr
         ({"grid": {"finetune.epochs": [1, 1]}}, "grid.finetune.epochs names a value twice"),
         ({"seeds": [0, 0]}, "none twice"),
         ({"seeds": []}, "at least one"),
+        ({"seeds": [-1]}, "greater than or equal to 0"),
         ({"halving": {"epochs": [2, 1]}}, "must grow"),
     ],
 )
@@ -241,6 +242,21 @@ def test_named_arms_run_with_every_combination_of_the_grid():
     assert (trained.model.adapter, trained.tables.item.learning_rate) == ("bias", 0.2)
     alone = Design.of(config({"arms": ARMS, "grid": {}}))
     assert [arm.name for arm in alone.arms] == list(ARMS)
+
+
+def test_an_arm_that_sets_a_section_leaves_the_keys_that_it_does_not_name():
+    nested = {"finetune": {"recipe": "frozen", "schedule": {"dense": {"recipe": "co-train"}}}}
+    arms = {"a": {"set": nested}, "b": {}}
+    design = Design.of(config({"arms": arms}, "finetune.epochs=2"))
+    assert design.arms[0].changes == {
+        "finetune.recipe": "frozen",
+        "finetune.schedule": {"dense": {"recipe": "co-train"}},
+    }
+    trial = design.trials()[0].config
+    assert (trial.finetune.recipe, trial.finetune.epochs) == ("frozen", 2)
+    halved = {"arms": {"a": {"set": {"finetune": {"epochs": 3}}}}, "halving": {"epochs": [1]}}
+    with pytest.raises(ConfigError, match=r"study.arms: finetune.epochs varies"):
+        Design.of(config(halved))
 
 
 def test_the_baseline_may_be_a_named_arm_or_none_or_fix_the_grid():

@@ -16,7 +16,7 @@ from thawline.config.running import (
     Tracking,
 )
 from thawline.config.study import Halving, Study, StudyArm
-from thawline.config.text import dump_config, load_config, parse_config
+from thawline.config.text import dump_config, load_config, parse_config, settings_in
 from thawline.config.training import (
     GRADIENT_PATHS,
     Accumulation,
@@ -71,4 +71,5 @@ __all__ = [
     "dump_config",
     "load_config",
     "parse_config",
+    "settings_in",
 ]

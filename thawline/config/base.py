@@ -10,6 +10,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from thawline.config.base import Count, Fraction, Name, Positive, Section
+from thawline.config.base import Count, Fraction, Name, Positive, Section, Seed
 from thawline.config.presets import PRESETS
 
 
@@ -240,4 +240,4 @@ class Simulate(Section):
     content_dim: Annotated[int, Field(ge=0, le=1024)] = Field(
         0, description="Width of the items' content vectors; 0 writes none."
     )
-    seed: int = 0
+    seed: Seed = 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from thawline.config.base import Count, Section
+from thawline.config.base import Count, Section, Seed
 
 StudyFigure = Literal["auc", "user_auc", "request_auc", "log_loss", "normalized_entropy", "mrr"]
 
@@ -50,7 +50,7 @@ class Study(Section):
     grid: dict[str, list[Any]] = Field(
         {}, description="Values of config keys, e.g. `finetune.recipe: [co-train, frozen]`."
     )
-    seeds: list[int] = Field([0, 1, 2], description="Every arm runs with each; pairs share one.")
+    seeds: list[Seed] = Field([0, 1, 2], description="Every arm runs with each; pairs share one.")
     baseline: str | None = Field(
         None,
         description="What arms are compared with: a name of `arms`, a value of the grid, or "

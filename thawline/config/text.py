@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -53,6 +53,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def dump_config(config: Config) -> str:
     """The whole config as YAML text that `parse_config` reads back to an equal `Config`."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def settings_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Config keys and values, those of sections written out: `{a: {b: 1}}` is `{a.b: 1}`.
+
+    So a section sets the keys that it names, and the others stay; mappings that are no sections,
+    such as `finetune.schedule`, are values.
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        kind: Any = Config
+        for name in key.split("."):
+            kind = _kind_of(kind, name)
+        if _is_section(kind) and isinstance(value, dict) and value:
+            found |= settings_in({f"{key}.{name}": own for name, own in value.items()})
+        else:
+            found[key] = value
+    return found
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from thawline.config.base import Section
+from thawline.config.base import Section, Seed
 from thawline.config.events import Events, Items, Simulate
 from thawline.config.running import Audit, Evaluation, Gate, Runtime, Tracking
 from thawline.config.study import Study
@@ -15,7 +15,7 @@ from thawline.config.windows import Negatives, Windows
 class Config(Section):
     """Everything a run needs."""
 
-    seed: int = 0
+    seed: Seed = 0
     workdir: str = Field("runs", description="Local folder for all outputs of local runs.")
     simulate: Simulate | None = None
     events: Events = Events(preset="feed")

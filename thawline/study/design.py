@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thawline import __version__
-from thawline.config import Config, Negatives, Study, dump_config, parse_config
+from thawline.config import Config, Negatives, Study, dump_config, parse_config, settings_in
 from thawline.errors import ConfigError
 from thawline.study.grid import ARM, baseline_values, name_of
 
@@ -124,7 +124,7 @@ class Design:
                 changes |= named.set
                 compared |= {ARM: named.baseline} if named.baseline is not None else {}
             name = name_of(dimensions, values)
-            arms.append(Arm(name, values, name_of(dimensions, compared), changes))
+            arms.append(Arm(name, values, name_of(dimensions, compared), settings_in(changes)))
         names = [arm.name for arm in arms]
         for name in names:
             if names.count(name) > 1:
@@ -220,7 +220,7 @@ def _check_keys(study: Study) -> None:
                 "set it in study.arms, each of which may have its own",
             )
     for name, arm in study.arms.items():
-        for key in arm.set:
+        for key in settings_in(arm.set):
             where = f"study.arms.{name}.set: {key}"
             if _section(key) in ELSEWHERE:
                 raise ConfigError(f"{where} cannot vary", ELSEWHERE[_section(key)])
@@ -264,7 +264,10 @@ def _rounds(config: Config) -> list[int]:
     halving, last = config.study.halving, config.finetune.epochs
     if halving is None:
         return [last]
-    varied = [*config.study.grid, *(key for arm in config.study.arms.values() for key in arm.set)]
+    varied = [
+        *config.study.grid,
+        *(key for arm in config.study.arms.values() for key in settings_in(arm.set)),
+    ]
     if "finetune.epochs" in varied:
         key = "grid" if "finetune.epochs" in config.study.grid else "arms"
         raise ConfigError(
