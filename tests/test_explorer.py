@@ -344,6 +344,16 @@ def test_several_studies_have_a_table_each_without_a_script(study):
     assert page.count(row["words"]) >= 2
 
 
+def test_studies_of_several_datasets_say_which_is_theirs(study):
+    names = {"news: Timing": "news", "feed: Timing": "feed", "feed: Leak": "feed"}
+    page = render_explorer([(name, *study) for name in names], datasets=names)
+    assert [(each["dataset"], each["title"]) for each in data_of(page)] == [
+        ("news", "Timing"),
+        ("feed", "Timing"),
+        ("feed", "Leak"),
+    ]
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
 def test_the_script_is_javascript(study, tmp_path):
     script = Scripts(render_explorer([("one", *study)])).scripts[1]
@@ -405,3 +415,29 @@ def test_a_browser_shows_the_numbers_of_the_choice_in_the_address(study, folder,
         assert rows[piece]["words"] in tiers
     assert f"log loss on in_window {formatting.figure(rows['pooled']['mean'])}" in text
     assert f"against {baseline}" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no browser")
+def test_a_browser_offers_the_datasets_and_the_studies_of_the_chosen_one(study, tmp_path):
+    names = {"news: Timing": "news", "feed: Timing": "feed", "feed: Leak": "feed"}
+    page = tmp_path / "explorer.html"
+    text = render_explorer([(name, *study) for name in names], datasets=names)
+    page.write_text(text, encoding="utf-8")
+    form = re.search(r"<form.*?</form>", shown(page, tmp_path, study="feed: Leak"), re.DOTALL)[0]
+    assert re.findall(r"<span>(dataset|study)</span>", form) == ["dataset", "study"]
+    assert [">news<" in form, ">feed<" in form, ">Timing<" in form, ">Leak<" in form] == [True] * 4
+    alone = re.search(r"<form.*?</form>", shown(page, tmp_path, study="news: Timing"), re.DOTALL)[0]
+    assert re.findall(r"<span>(dataset|study)</span>", alone) == ["dataset"]
+    # As if the reader changed the dataset: the study of the same title follows.
+    page.write_text(
+        text.replace(
+            "</body>",
+            "<script>const menu = document.querySelector('#explorer-app select');"
+            "menu.value = 'feed'; menu.dispatchEvent(new Event('change'));</script></body>",
+        ),
+        encoding="utf-8",
+    )
+    form = re.search(r"<form.*?</form>", shown(page, tmp_path, study="news: Timing"), re.DOTALL)[0]
+    assert re.findall(r'<option value="feed" selected="">', form)
+    assert re.findall(r'selected="">Timing<', form)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from thawline import __version__, logs
-from thawline.cli import compare, doctor, experiment, figures, registry, stages, study
+from thawline.cli import compare, doctor, experiment, explore, figures, registry, stages, study
 from thawline.errors import ThawlineError
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Study": {
         "study": study.study,
+        "explore": explore.explore,
     },
     "Models": {
         "compare": compare.compare,

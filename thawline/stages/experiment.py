@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from typing import Any
 from thawline.config import Config
 from thawline.errors import ConfigError, DataError, ThawlineError
 from thawline.stages import study
+from thawline.stages.explore import Shelf
 from thawline.stages.study_processes import Runner
 from thawline.stages.study_report import Outcome
 from thawline.study.design import Design, data_key
 from thawline.study.experiments import EXPERIMENTS, Experiment
-from thawline.study.explorer import INDEX, render_explorer
-from thawline.study.measured import MEASURED, render_measured, write_measured
+from thawline.study.explorer import INDEX
+from thawline.study.measured import render_measured, write_measured
 from thawline.study.report import REPORT
-from thawline.study.trials import FACTS, read_study
 
 Progress = Callable[[Experiment], AbstractContextManager[study.Show]]
 """Gives what is told of an experiment's changes while it runs."""
@@ -192,25 +192,14 @@ def run_all(
 
 def write_index(store: Path) -> Path | None:
     """Makes the front page over the experiments that were run; None where there is none."""
-    studies, pages, questions, others = [], {}, {}, {}
-    for experiment in EXPERIMENTS.values():
-        folder = store / experiment.name
-        if (folder / MEASURED).exists():
-            others[experiment.title] = f"{experiment.name}/{REPORT}"
-            questions[experiment.title] = experiment.question
-        if not (folder / FACTS).exists():
-            continue
-        try:
-            facts, table = read_study(folder)
-        except DataError:
-            continue
-        studies.append((experiment.title, facts, table))
-        pages[experiment.title] = f"{experiment.name}/{REPORT}"
-        questions[experiment.title] = experiment.question
-    if not studies and not others:
+    shelf = Shelf()
+    for name in EXPERIMENTS:
+        # One that a kill left half written is made anew when it is run again.
+        with suppress(DataError):
+            shelf.add(store / name, store)
+    if not shelf:
         return None
     partial = store / f".{INDEX}.partial"
-    text = render_explorer(studies, pages=pages, questions=questions, others=others)
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text(shelf.render(), encoding="utf-8")
     partial.rename(store / INDEX)
     return store / INDEX

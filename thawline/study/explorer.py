@@ -29,6 +29,7 @@ def render_explorer(
     pages: Mapping[str, str] | None = None,
     questions: Mapping[str, str] | None = None,
     others: Mapping[str, str] | None = None,
+    datasets: Mapping[str, str] | None = None,
 ) -> str:
     """The front page of several studies, self-contained.
 
@@ -40,6 +41,8 @@ def render_explorer(
         pages: By name of a study, where its own page lies from this one.
         questions: By name of a study or of another page, what it asks.
         others: Further pages without a study, by name.
+        datasets: By name of a study, what it was run on. Names then are `<dataset>: <title>`, and a
+            reader who changes the dataset comes to the study of the same title.
     """
     pages, questions = pages or {}, questions or {}
     return (
@@ -47,7 +50,7 @@ def render_explorer(
         .get_template("explorer.html.j2")
         .render(
             title=title,
-            explorer=explorer_section(studies, pages=pages, questions=questions),
+            explorer=explorer_section(studies, pages=pages, questions=questions, datasets=datasets),
             others=others or {},
             questions=questions,
             studies=[
@@ -70,6 +73,7 @@ def explorer_section(
     *,
     pages: Mapping[str, str] | None = None,
     questions: Mapping[str, str] | None = None,
+    datasets: Mapping[str, str] | None = None,
 ) -> Markup:
     """The explorer itself, to stand in a page that has `report.style.j2` and `explorer.style.j2`.
 
@@ -77,10 +81,18 @@ def explorer_section(
         studies: As of `render_explorer`.
         pages: As of `render_explorer`.
         questions: As of `render_explorer`.
+        datasets: As of `render_explorer`.
     """
-    pages, questions = pages or {}, questions or {}
+    pages, questions, datasets = pages or {}, questions or {}, datasets or {}
     found = [
-        study_data(name, facts, table, href=pages.get(name), question=questions.get(name, ""))
+        study_data(
+            name,
+            facts,
+            table,
+            href=pages.get(name),
+            question=questions.get(name, ""),
+            dataset=datasets.get(name, ""),
+        )
         for name, facts, table in studies
     ]
     data = embedded({"studies": [each for each in found if each["figures"]]})

@@ -46,16 +46,23 @@ Values = dict[Key, dict[str, dict[int, float]]]
 
 
 def study_data(
-    name: str, facts: Tree, table: pa.Table, *, href: str | None = None, question: str = ""
+    name: str,
+    facts: Tree,
+    table: pa.Table,
+    *,
+    href: str | None = None,
+    question: str = "",
+    dataset: str = "",
 ) -> dict[str, Any]:
     """All that the explorer shows of one study, JSON-able.
 
     Args:
-        name: For the reader's choice of a study.
+        name: Of the study, as no other's on the page.
         facts: `study.json`. `exposure` and `resolved` of its arms may be missing.
         table: `trials.parquet`. The rows of the hold-out `training` may be missing.
         href: Of the study's own page.
         question: What it asks.
+        dataset: What it was run on, for the reader's choice; the name begins with it then.
 
     Returns:
         `values[figure][slice]`: a list an arm, in it a value a seed or None, exactly those of the
@@ -74,6 +81,8 @@ def study_data(
     drawn, places = timelines_of(facts)
     found: dict[str, Any] = {
         "name": name,
+        "dataset": dataset,
+        "title": name.removeprefix(f"{dataset}: ") if dataset else name,
         "href": href,
         "question": question,
         "metric": facts["metric"],
