@@ -291,6 +291,17 @@ def test_the_page_has_the_contrasts_apart_from_the_arms(crossed):
     assert "more from replays" not in before
 
 
+def test_the_page_says_what_is_missing(crossed):
+    told, results = crossed
+    assert "not been run" not in render(told, compare_arms(told, tidy(results, [])))
+    kept = [own for own in results if own["arm"] != "replay"]
+    told["trials"] = [trial for trial in told["trials"] if trial["arm"] != "replay"]
+    page = render(told, compare_arms(told, tidy(kept, [])))
+    assert "3 more have not been run to the end" in page
+    said = "The contrast more from replays has no seed with which all of its arms finished."
+    assert said in page
+
+
 def epoch(seconds, trained, drift):
     return {"seconds": seconds, "trained": trained, "drift": drift}
 

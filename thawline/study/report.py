@@ -56,7 +56,7 @@ def render(facts: Tree, rows: Sequence[Tree], table: pa.Table | None = None) -> 
         explorer="" if table is None else explorer_section([("this study", facts, table)]),
         happened=_happened(facts),
         found=summary(facts, rows),
-        worries=_worries(facts, failed, experiment),
+        worries=_worries(facts, rows, failed, experiment),
         metric=formatting.label(metric),
         action=action,
         holdouts=[
@@ -136,6 +136,11 @@ def _happened(facts: Tree) -> list[str]:
         + (f", {states.count('failed')} failed" if "failed" in states else "")
         + f": {len(facts['arms'])} arms, {_seeds(facts)}."
     ]
+    if missing := _missing(facts):
+        sentences.append(
+            f"{missing} more {'has' if missing == 1 else 'have'} not been run to the end; the same "
+            "command goes on."
+        )
     shared = sum(trial.get("shared_epochs") or 0 for trial in facts["trials"])
     if shared:
         epochs = sum(trial["round"] for trial in facts["trials"] if trial["status"] == "finished")
@@ -151,10 +156,29 @@ def _happened(facts: Tree) -> list[str]:
     return sentences
 
 
-def _worries(facts: Tree, failed: Sequence[Tree], experiment: Experiment | None) -> list[str]:
+def _missing(facts: Tree) -> int:
+    """Trials of the last round that came to no end: the study was stopped."""
+    ended = {(trial["arm"], trial["seed"], trial["round"]) for trial in facts["trials"]}
+    return sum(
+        (arm["name"], seed, arm["epochs"]) not in ended
+        for arm in facts["arms"]
+        if not arm["dropped_after"]
+        for seed in facts["seeds"]
+    )
+
+
+def _worries(
+    facts: Tree, rows: Sequence[Tree], failed: Sequence[Tree], experiment: Experiment | None
+) -> list[str]:
     if experiment is not None:
         failed = [trial for trial in failed if not experiment.answers(trial["error"] or "")]
     worries = [f"{trial['arm']}, seed {trial['seed']} failed: {trial['error']}" for trial in failed]
+    known = {row["arm"] for row in rows if row["contrast"]}
+    worries += [
+        f"The contrast {each['name']} has no seed with which all of its arms finished."
+        for each in facts.get("contrasts", ())
+        if each["name"] not in known
+    ]
     pairs = len(facts["seeds"])
     if pairs < DECIDING:
         least = min(1.0, 2 / 2**pairs)
