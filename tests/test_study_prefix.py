@@ -402,7 +402,7 @@ def test_shared_epochs_that_fail_are_trained_by_each(studied, steps, monkeypatch
     assert steps.trained == (1 + 3 + 2 + 2 + 2) * PER_EPOCH
     assert made.failed == []
     said = capfd.readouterr().err
-    assert "epochs 1 to 2 of 2 trials, seed 3 are trained by each: RuntimeError: no luck" in said
+    assert "epochs 1 to 2 of 2 trials, seed 3: trained by each: RuntimeError: no luck" in said
 
 
 def test_another_study_uses_what_was_shared_before(studied, steps):

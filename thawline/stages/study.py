@@ -173,7 +173,7 @@ class _Run:
         with closing(run_jobs(jobs, self.runner, at_once, partial(self._started, same))) as ended:
             for job, result in ended:
                 if job.task.until is not None and result["status"] == "failed":
-                    logs.say(f"study: {job.task.name} are trained by each: {result['error']}")
+                    logs.say(f"study: {job.task.name}: trained by each: {result['error']}")
                 for trial in same.get(job.task.trial, ()):
                     self._ended(trial, result)
 
@@ -187,9 +187,10 @@ class _Run:
         pending: dict[str, tuple[Trial, Built]] = {}
         for trial in trials:
             built = self.inputs.dataset(trial)
-            version = built.version if isinstance(built, Built) else ""
-            key = trial.key(version)
+            key = trial.key(built.version if isinstance(built, Built) else "")
             self.standings[_place(trial)] = Standing(key, trial.arm.name, trial.seed, trial.epochs)
+        for trial in trials:
+            built, key = self.inputs.dataset(trial), self.standings[_place(trial)].trial
             if not isinstance(built, Built):
                 self._ended(trial, self._task(key, trial).failed(built))
                 continue
@@ -230,7 +231,7 @@ class _Run:
 
     def _started(self, same: Mapping[str, Sequence[Trial]], job: Job) -> None:
         if job.task.until is not None:
-            logs.say(f"study: {job.task.name} are trained once")
+            logs.say(f"study: {job.task.name}: trained once")
         for trial in same.get(job.task.trial, ()):
             own = self.standings[_place(trial)]
             own.status = "running"
