@@ -50,6 +50,26 @@ def studied(sqlite_config, tiny_config):
     return start
 
 
+@pytest.mark.parametrize(
+    ("metric", "overrides", "said"),
+    [
+        (
+            {"action": "like"},
+            [],
+            r"study.action: .* has no action 'like'[\s\S]*choose of save, click",
+        ),
+        ({"holdout": "in_window"}, ["windows.holdout_users=0"], r"study.holdout: .* in in_window"),
+    ],
+)
+def test_a_metric_that_no_dataset_has_is_refused_before_anything_trains(
+    studied, metric, overrides, said
+):
+    fake = Fake()
+    with pytest.raises(ConfigError, match=said):
+        studied({"grid": RECIPES} | metric, fake, *overrides)
+    assert not fake.ran
+
+
 def test_each_distinct_dataset_is_built_once_and_its_arms_get_it(studied, sqlite_config):
     tasks = Tasks()
     outcome = studied({"arms": ARMS, "seeds": [0, 1]}, tasks)

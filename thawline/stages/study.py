@@ -106,6 +106,7 @@ def run(
         try:
             inputs = Inputs(out, parent, at_once, given, warm)
             inputs.datasets(design.trials())
+            inputs.require(design.study.action, design.study.holdout)
             report_of = partial(report, Path(report_to or out), design, store=out, more=facts or {})
             study = _Run(design, out, inputs, parent, runner, show)
             with runs.stage_run(config, "study", parent) as tracked:

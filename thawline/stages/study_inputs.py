@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from thawline.config import Config
-from thawline.data.manifest import Dataset
-from thawline.errors import BusyError, DataError, ThawlineError, TrackingError
+from thawline.data.manifest import Dataset, Split
+from thawline.errors import BusyError, ConfigError, DataError, ThawlineError, TrackingError
 from thawline.stages import pretrain, windows
 from thawline.stages.study_files import Task, write_result
 from thawline.stages.study_processes import Job, run_jobs, run_process, serve, threads_of
@@ -78,6 +78,32 @@ class Inputs:
                 folder, Dataset.open(folder).manifest.data_version
             )
         _require_any(self.built, errors)
+
+    def require(self, action: str | None, holdout: Split) -> None:
+        """Fails where a dataset lacks what the study is judged by.
+
+        Args:
+            action: Of the metric; None: the primary one, which each has.
+            holdout: Of the metric.
+
+        Raises:
+            ConfigError: Names the key.
+        """
+        for built in self.built.values():
+            if not isinstance(built, Built):
+                continue
+            manifest = Dataset.open(built.folder).manifest
+            if action is not None and action not in manifest.actions:
+                raise ConfigError(
+                    f"study.action: {built.folder} has no action {action!r}",
+                    f"choose of {', '.join(manifest.actions)}",
+                )
+            if not manifest.requests.get(holdout):
+                raise ConfigError(
+                    f"study.holdout: {built.folder} has no requests in {holdout}",
+                    "choose the other hold-out, or hold requests out (windows.holdout_users, "
+                    "windows.test_days)",
+                )
 
     def table(self, trial: Trial, built: Built) -> Path:
         """The folder of a trial's pretrained rows."""
