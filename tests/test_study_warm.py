@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -70,6 +71,16 @@ def test_forked_processes_are_ended_one_by_one(warm, tmp_path):
     second.kill()
     assert second.wait(20) == -signal.SIGKILL
     second.kill()
+
+
+def test_a_forked_process_ends_with_the_one_that_asked_for_it(warm, tmp_path):
+    process = started(warm, tmp_path, "waits")
+    # As where that one is killed.
+    process._connection.close()
+    with pytest.raises(ProcessLookupError):  # noqa: PT012
+        for _ in range(400):
+            os.kill(process.pid, 0)
+            time.sleep(0.05)
 
 
 def test_where_nothing_can_be_forked_nothing_is_started(tmp_path):

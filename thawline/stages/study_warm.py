@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -201,13 +201,21 @@ def _supervise(request: dict[str, str], connection: socket.socket) -> NoReturn:
     if pid == 0:
         connection.close()
         _run(request)
+    threading.Thread(target=_end_with, args=(connection, pid), daemon=True).start()
     try:
         connection.sendall(NUMBER.pack(pid))
         _, status = os.waitpid(pid, 0)
         connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
     except OSError:
-        pass  # The study is gone; the trial finishes alone.
+        pass  # The study is gone.
     os._exit(0)
+
+
+def _end_with(connection: socket.socket, pid: int) -> None:
+    """Ends a process whose study was killed: it would be in the way of the one that goes on."""
+    with suppress(OSError):
+        connection.recv(1)  # Nothing ever comes but the end.
+        os.kill(pid, signal.SIGTERM)
 
 
 def _run(request: dict[str, str]) -> NoReturn:
