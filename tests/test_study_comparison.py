@@ -182,6 +182,19 @@ def test_words_say_what_the_pairs_decide(differences, figure, said):
     assert words(paired(differences), figure) == said
 
 
+def test_a_figure_that_is_infinite_or_nan_makes_no_pair(results):
+    values = {0: math.inf, 1: math.nan}
+    kept = [
+        result("frozen", own["seed"], 0.7, values.get(own["seed"], 0.5))
+        if own["arm"] == "frozen"
+        else own
+        for own in results
+    ]
+    rows = compare_arms(facts(kept), tidy(kept, []))
+    loss = next(row for row in rows if (row["arm"], row["figure"]) == ("frozen", "log_loss"))
+    assert (loss["seeds"], loss["n"], loss["difference"]) == (1, 1, 0)
+
+
 def test_figures_of_earlier_rounds_are_not_compared(results):
     short = [own | {"round": 1, "metrics": metrics(0.9, 0.1)} for own in results]
     both = compare_arms(facts(results), tidy([*short, *results], []))

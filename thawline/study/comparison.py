@@ -104,7 +104,7 @@ def _finals(facts: Mapping[str, Any], table: pa.Table) -> dict[Key, dict[str, di
             continue
         key = (row["holdout"], row["action"], row["slice"], row["figure"])
         arms = found.setdefault(key, {})
-        if row["value"] is not None:
+        if row["value"] is not None and math.isfinite(row["value"]):
             arms.setdefault(row["arm"], {})[row["seed"]] = row["value"]
     return found
 
