@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import sys
 import threading
@@ -235,6 +236,18 @@ def test_a_study_in_the_same_folder_waits_for_none(studied, sqlite_config):
     folder = Path(sqlite_config.workdir) / "study"
     with locked_folder(folder), pytest.raises(BusyError, match="study"):
         studied({"grid": RECIPES}, Fake())
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "closed"])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, name):
+    (tmp_path / "file").touch()
+    # A test may run as one who may write anywhere.
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place).name != "closed")
+    with (
+        pytest.raises(DataError, match=f"{name} cannot be written"),
+        locked_folder(tmp_path / name),
+    ):
+        pass
 
 
 def test_what_a_study_shows_in_words_and_as_a_table():

@@ -139,9 +139,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
     Raises:
         BusyError: Another process holds it.
+        DataError: It cannot be made, or nothing can be written into it.
     """
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_writable(folder)
         handle = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,3 +160,15 @@ def locked_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "no permission"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise DataError(
+            f"{folder} cannot be written: {why}", "name an output in a place that can be written"
+        )
