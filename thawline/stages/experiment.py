@@ -11,6 +11,7 @@ experiments/
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -199,7 +200,8 @@ def write_index(store: Path) -> Path | None:
             shelf.add(store / name, store)
     if not shelf:
         return None
-    partial = store / f".{INDEX}.partial"
+    # Another command may write it at the same time.
+    partial = store / f".{INDEX}.{os.getpid()}.partial"
     partial.write_text(shelf.render(), encoding="utf-8")
     partial.rename(store / INDEX)
     return store / INDEX
