@@ -41,8 +41,7 @@ def _lay_out(config: Config) -> Config:
 
 
 def share_of_full(one: Reading, recipe: str, adapter: str) -> float | None:
-    """The mean gain of an adapter over that of the full one; None unless
-    that gains in all seeds."""
+    """The mean gain of an adapter over the full one's; None unless that gains in all seeds."""
     own = one.difference(arm_name(recipe, adapter), recipe)
     full = one.difference(arm_name(recipe, "full"), recipe)
     if own is None or full is None or full.mean <= 0 or full.agreement < 1:
