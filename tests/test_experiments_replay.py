@@ -133,6 +133,10 @@ def test_rows_that_say_that_an_item_was_shown_are_left_out():
         assert trial.config.events.impression is None
 
 
+def test_the_leak_is_judged_on_later_days_whatever_the_config_says():
+    assert LEAK.lay_out(config("study.holdout=in_window")).study.holdout == "next"
+
+
 def test_a_log_of_positives_keeps_its_dataset():
     own = load_config(NEWS)
     trials = Design.of(LEAK.lay_out(own)).trials()
